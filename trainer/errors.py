@@ -1,0 +1,25 @@
+"""Errors that are the user's to mend, and the exit codes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+EXIT_OK = 0
+"""Finished."""
+EXIT_USER = 2
+"""Wrong input: one message says what, where and what to type instead. Never requeued."""
+EXIT_BAD_NODE = 77
+"""The node is unfit (GPU lost, disk full): requeue elsewhere and exclude it."""
+EXIT_REQUEUE = 85
+"""Saved at a step boundary and wants to go on in a later attempt."""
+
+
+class UserError(Exception):
+    """Wrong input. The message says what is wrong, where, and what to type instead; it is shown without a traceback."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint ``; did you mean 'X'?`` for a misspelt ``word``, or nothing when no known word is near."""
+    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{found[0]}'?" if found else ""
