@@ -91,6 +91,8 @@ def join(info: RankInfo, *, device: str, run_dir: Path, timeout_s: float) -> Wor
     if where.type == "cpu":
         # DeepSpeed asks its accelerator for a back end; on a GPU machine this rank is told to stay on the CPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed reads its local rank from the environment and takes it for the number of the GPU.
+    os.environ["LOCAL_RANK"] = str(info.local_rank if where.index is None else where.index)
     store = meet(info, run_dir=run_dir, timeout_s=timeout_s)
     dist.init_process_group(
         "gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl",

@@ -1,0 +1,59 @@
+# make train: the main job, end to end.  make test: the whole suite.  Both do all set-up on a fresh machine.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(CURDIR)/.venv/bin
+export PATH := $(BIN):$(PATH)
+export OMP_WAIT_POLICY ?= PASSIVE
+RUNS ?= runs/demo
+SEED ?= 1
+
+.PHONY: train test test-fast crash lint bench setup system cluster cluster-down image clean help
+
+help:
+	@sed -n 's/^# //p' Makefile | head -1; grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/.ready ## virtual environment with the locked set
+
+.venv/.ready: requirements/cpu.txt pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'needs Python 3.11 or newer; type make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo 'needs g++ (DeepSpeed compiles its CPU collectives): apt-get install g++' >&2; exit 1; }
+	test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
+	.venv/bin/python -m pip install --quiet --no-deps -r requirements/cpu.txt
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+train: setup ## SFT warm-up, then GRPO on the built-in task: about 3 minutes on 2 cores
+	python -m trainer experiment=demo_sft trainer.seed=$(SEED) trainer.default_local_dir=$(RUNS)/sft
+	python -m trainer experiment=demo_grpo trainer.seed=$(SEED) trainer.default_local_dir=$(RUNS)/grpo actor_rollout_ref.model.path=$(RUNS)/sft/huggingface
+
+system: setup ## Slurm and Apptainer for the system tests (root on Debian; otherwise those tests say why they skip)
+	@slurm/dev/install.sh --if-possible
+	@containers/install-apptainer.sh --if-possible
+
+test: setup system ## everything: unit tests first, then the real Slurm, Apptainer and crash tests
+	tests/run.sh
+
+test-fast: setup ## unit tests only
+	python -m pytest -q -n 2 --dist worksteal --ignore tests/system
+
+crash: setup ## 1,000 kills at random instants instead of 200
+	PLIMSOLL_KILLS=1000 python -m pytest -q tests/system/test_crash*.py
+
+lint: setup ## ruff and mypy --strict
+	ruff check .
+	ruff format --check .
+	mypy
+
+bench: setup ## all benchmarks, one after another
+	set -e; for name in planner update checkpoint train; do python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+
+cluster: system ## a real four-node Slurm on this machine
+	slurm/dev/up.sh
+
+cluster-down:
+	slurm/dev/down.sh
+
+image: ## the Apptainer image for a GPU cluster
+	containers/build.sh
+
+clean:
+	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache
