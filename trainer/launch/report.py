@@ -1,0 +1,104 @@
+"""What a failing rank says, and how it reaches the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, TextIO
+
+from trainer.errors import EXIT_USER, UserError
+
+ERROR_FILE = "PLIMSOLL_ERROR_FILE"
+"""Where a launched rank leaves its error, so that the launcher can show it last."""
+TAIL_LINES = 40
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def report_error(error: BaseException) -> int:
+    """For a rank's ``main``: tell ``error`` and return the exit code (2 for the user's to mend, else 1).
+
+    A :class:`UserError` shows no traceback unless HYDRA_FULL_ERROR=1. Under the launcher the text goes to the error
+    file, which the launcher prints once and last; otherwise to stderr.
+    """
+    brief = isinstance(error, UserError) and os.environ.get("HYDRA_FULL_ERROR") != "1"
+    text = f"Error: {error}" if brief else "".join(traceback.format_exception(error)).rstrip()
+    path = os.environ.get(ERROR_FILE)
+    if path is None or not _leave(Path(path), text):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    return EXIT_USER if isinstance(error, UserError) else 1
+
+
+def _leave(path: Path, text: str) -> bool:
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text + "\n")
+        return True
+    except OSError:  # a full disk is a likely reason to be here
+        return False
+
+
+def error_of(log: Path, error_file: Path) -> str:
+    """A rank's error: what it left in its error file (also appended to its log), else the tail of its log."""
+    try:
+        text = error_file.read_text(errors="replace").rstrip()
+    except OSError:
+        return tail(log)
+    try:
+        with open(log, "a") as file:
+            file.write(text + "\n")
+        error_file.unlink()
+    except OSError:
+        pass
+    return text
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last ``lines`` lines of a log; at most 64 KiB are read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"(its log can't be read: {error})"
+
+
+class Screen:
+    """The launcher's standard output, shared by rank 0's mirrored output and the launcher's own lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def line(self, text: str) -> None:
+        """Write one message. A closed terminal is no reason to lose a run."""
+        self._write(text.encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                self._stream.write(data.decode(errors="replace"))
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass
+
+    def mirror(self, pipe: IO[bytes], log: Path) -> threading.Thread:
+        """Copy a rank's output to its log and to the screen until it ends. Colours stay out of the log."""
+
+        def copy() -> None:
+            with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file, pipe:
+                while data := os.read(pipe.fileno(), 65536):
+                    self._write(data)
+                    try:
+                        file.write(_ESCAPES.sub(b"", data))
+                    except OSError:  # a full disk must not stop rank 0 by filling its pipe
+                        time.sleep(0)
+
+        thread = threading.Thread(target=copy, name="rank-0-screen", daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,105 @@
+"""The run on the screen: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
+
+from trainer.tracking.console_text import plain_line, short
+
+TERMINAL = "PLIMSOLL_TERMINAL"
+"""Set by the launcher when rank 0's output ends on a terminal, though it passes through a pipe."""
+
+
+class Display(Protocol):
+    """What shows a run's progress."""
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Step ``step`` is done."""
+
+    def message(self, text: str) -> None:
+        """Say something that stays on the screen."""
+
+    def close(self) -> None:
+        """Restore the screen."""
+
+
+class PlainDisplay:
+    """``step:N/total - key:value - ...``, one line a step."""
+
+    def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
+        self._total = total_steps
+        self._stream = stream if stream is not None else sys.stdout
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the step's line."""
+        self.message(plain_line(step, self._total, metrics))
+
+    def message(self, text: str) -> None:
+        """Write a line. A closed pipe (``| head``) doesn't end a training run."""
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+class Eta:
+    """Time left, from the mean of the last steps (so that a slow first step doesn't spoil it)."""
+
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic, window: int = 20) -> None:
+        self._total = total_steps
+        self._clock = clock
+        self._marks: deque[tuple[int, float]] = deque(maxlen=window + 1)
+
+    def update(self, step: int) -> float | None:
+        """Seconds left after ``step``; None until two steps were seen."""
+        self._marks.append((step, self._clock()))
+        (first, start), (last, end) = self._marks[0], self._marks[-1]
+        return (end - start) / (last - first) * max(0, self._total - last) if last > first else None
+
+
+class RichDisplay:
+    """A live progress line: step, reward or loss, tokens/s, memory, time left."""
+
+    def __init__(self, total_steps: int, steps_done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        forced = os.environ.get(TERMINAL) == "1"
+        console = Console(force_terminal=True if forced else None, no_color=bool(os.environ.get("NO_COLOR")) or None)
+        self._eta = Eta(total_steps)
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task("", total=total_steps, completed=steps_done, numbers="")
+        self._progress.start()
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Move the line."""
+        self._progress.update(self._task, completed=step, numbers=short(metrics, self._eta.update(step)))
+
+    def message(self, text: str) -> None:
+        """Print above the line."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last state of the line standing."""
+        self._progress.stop()
+
+
+def make_display(total_steps: int, steps_done: int) -> Display:
+    """The live line where somebody can see it, plain lines otherwise (files, pipes, TERM=dumb)."""
+    live = (sys.stdout.isatty() or os.environ.get(TERMINAL) == "1") and os.environ.get("TERM") != "dumb"
+    return RichDisplay(total_steps, steps_done) if live else PlainDisplay(total_steps)

@@ -1,0 +1,81 @@
+"""Speed and memory of a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+PEAK_BF16_FLOPS = {
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "A40": 149.7e12,
+    "L4": 121e12,
+}
+"""Dense bf16 peak by a part of the device's name, FLOP/s (NVIDIA data sheets; without sparsity). Longer names first."""
+GB = 1024**3
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's dense bf16 peak in FLOP/s; None when it isn't in the table (a CPU, another card)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((PEAK_BF16_FLOPS[k] for k in sorted(PEAK_BF16_FLOPS, key=len, reverse=True) if k in name), None)
+
+
+def train_flops(parameters: int, layers: int, hidden: int, lengths: Sequence[int]) -> float:
+    """FLOPs of forward and backward over sequences of ``lengths`` tokens.
+
+    6 N per token for the weights and, for causal attention, half of 12 L h s per token (PaLM, appendix B): a ragged
+    batch pays the sum of squares of its own lengths, no padding.
+    """
+    return float(6 * parameters * sum(lengths) + 6 * layers * hidden * sum(n * n for n in lengths))
+
+
+def throughput_metrics(
+    tokens: int, seconds: float, world_size: int, *, flops: float | None = None, peak: float | None = None
+) -> dict[str, float]:
+    """``perf/*`` of one step.
+
+    ``tokens``: real tokens over all ranks; ``seconds``: the step's wall-clock time; ``flops``: of the actor's update
+    over all ranks; ``peak``: one device's, FLOP/s.
+    """
+    metrics = {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds,
+        "perf/tokens_per_second": tokens / seconds,
+        "perf/throughput": tokens / seconds / world_size,
+    }
+    if flops is not None and peak is not None:
+        metrics["perf/mfu/actor"] = flops / seconds / (peak * world_size)
+    return metrics
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Peak device memory since the start of the process and this process's resident memory, both in GiB."""
+    metrics = {"perf/cpu_memory_used_gb": _resident_bytes() / GB}
+    if device.type == "cuda":
+        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(device) / GB
+        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved(device) / GB
+    return metrics
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
