@@ -1,0 +1,61 @@
+"""Lower bounds: what no plan can beat, however clever."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.batching.cost import Floats, Ints
+
+
+def bins_bound(tokens: Ints, cap: int) -> int:
+    """Fewest micro-batches of ``cap`` tokens that hold ``tokens`` (Martello and Toth 1990, bound L2).
+
+    For every threshold a <= cap/2: items above ``cap - a`` sit with none of the items of at least ``a``; items above
+    half sit alone; the items of a..cap/2 fill what those leave, then bins of their own.
+    """
+    if not tokens.size:
+        return 0
+    up = np.sort(tokens)
+    sums = np.concatenate([[0], np.cumsum(up)])
+    best = -(-int(sums[-1]) // cap)
+    half = int(np.searchsorted(up, cap / 2, side="right"))  # first item above half of the cap
+    thresholds = np.unique(up[:half])
+    first = np.searchsorted(up, thresholds, side="left")  # items of at least a
+    alone = np.searchsorted(up, cap - thresholds, side="right")  # items above cap - a
+    big = up.size - half
+    left = (alone - half) * cap - (sums[alone] - sums[half])  # room beside the items in (cap/2, cap-a]
+    more = np.maximum(0, -(-(sums[half] - sums[first] - left) // cap))
+    return int(max(best, big, (big + more).max() if thresholds.size else 0))
+
+
+def micro_batches_bound(tokens: Ints, budgets: Ints, *, total: int, sync: str) -> int:
+    """Fewest micro-batches on the busiest rank. ``total`` counts shared prompts once, ``tokens`` [sequences] never.
+
+    An empty step still runs one micro-batch when every micro-batch synchronises.
+    """
+    ranks, cap = int(budgets.size), int(budgets.max())
+    return max(-(-total // int(budgets.sum())), -(-bins_bound(tokens, cap) // ranks), int(sync == "micro"))
+
+
+def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync: str) -> float:
+    """Least critical path of any plan, in units of cost; ``total`` is the least cost of the whole step.
+
+    The perfect split; the heaviest sequence; two by pigeonhole: of the j*R+1 heaviest sequences one rank holds j+1,
+    which weigh at least as much as the lightest j+1 of them. When every micro-batch synchronises, sequences above half
+    of the largest budget share no micro-batch, so the j-th R of them wait in a step of their own:
+    the sum over j of the (j*R)-th heaviest of them.
+    """
+    ranks = int(budgets.size)
+    if not cost.size:
+        return 0.0
+    down = np.sort(cost)[::-1]
+    sums = np.concatenate([[0.0], np.cumsum(down)])
+    best = max(total / ranks, float(down[0]))
+    j = np.arange(1, (down.size - 1) // ranks + 1)
+    if j.size:
+        end = j * ranks + 1
+        best = max(best, float((sums[end] - sums[end - j - 1]).max()))
+    if sync == "micro":
+        alone = np.sort(cost[tokens > int(budgets.max()) // 2])[::-1]
+        best = max(best, float(alone[::ranks].sum()))
+    return best

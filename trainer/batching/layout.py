@@ -1,0 +1,61 @@
+"""A layout: which micro-batch of which rank holds each sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from trainer.batching.cost import CostModel, Floats, Ints
+from trainer.batching.units import Cargo
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Micro-batches are numbered rank by rank: micro-batch k of rank r is ``sum(counts[:r]) + k``."""
+
+    bins: Ints
+    """int64 [sequences]: number of the micro-batch that holds it."""
+    counts: Ints
+    """int64 [ranks]: micro-batches of each rank."""
+
+    def weigh(self, cargo: Cargo, cost: CostModel) -> tuple[Ints, Floats]:
+        """Tokens held by, and cost of, each micro-batch; a shared prompt counts once. Both [micro-batches]."""
+        n = int(self.counts.sum())
+        tokens = np.bincount(self.bins, cargo.own_tokens(), minlength=n)
+        weight: Floats = np.bincount(self.bins, cargo.own_costs(cost), minlength=n).astype(np.float64)
+        if cargo.shared and self.bins.size:
+            groups = int(cargo.groups.max()) + 1
+            _, first = np.unique(self.bins * groups + cargo.groups, return_index=True)
+            prompts = cargo.prompts[first]
+            tokens += np.bincount(self.bins[first], prompts, minlength=n)
+            weight += np.bincount(self.bins[first], cost(prompts), minlength=n)
+        return np.rint(tokens).astype(np.int64), weight
+
+    def members(self) -> list[list[Ints]]:
+        """Indices of sequences, [rank][k], ascending inside a micro-batch but for groups, which stand together."""
+        order = np.argsort(self.bins, kind="stable")
+        ends = np.cumsum(np.bincount(self.bins, minlength=int(self.counts.sum())))
+        parts = np.split(order, ends[:-1])
+        at = np.concatenate([[0], np.cumsum(self.counts)])
+        return [parts[a:b] for a, b in pairwise(at)]
+
+    def ordered(self, cargo: Cargo, cost: CostModel, *, together: bool) -> Layout:
+        """The same load with heavy micro-batches first, so that the allocator reuses the blocks of the first ones.
+
+        ``together``: micro-batch k moves on all ranks at once (they run it at the same time), by the largest of them.
+        """
+        tokens, weight = self.weigh(cargo, cost)
+        starts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
+        new = np.empty(tokens.size, np.int64)
+        if together:
+            k = int(self.counts[0])
+            rows_tokens, rows_cost = tokens.reshape(-1, k).max(0), weight.reshape(-1, k).max(0)
+            place = np.empty(k, np.int64)
+            place[np.lexsort((np.arange(k), -rows_cost, -rows_tokens))] = np.arange(k)
+            new = (starts[:, None] + place[None, :]).reshape(-1)
+        else:
+            rank = np.repeat(np.arange(self.counts.size), self.counts)
+            new[np.lexsort((np.arange(tokens.size), -weight, -tokens, rank))] = np.arange(tokens.size)
+        return Layout(new[self.bins], self.counts)

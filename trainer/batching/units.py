@@ -1,0 +1,81 @@
+"""Units: what the planner moves as one piece. A sequence, or several sequences of one group around one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.batching.cost import CostModel, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """The sequences of one optimizer step, checked. All arrays are [sequences]."""
+
+    lengths: Ints
+    """Prompt and response, in tokens."""
+    prompts: Ints
+    """Tokens of the prompt; zeros when prompts are not shared."""
+    groups: Ints
+    """0 .. groups-1; sequences of one prompt share it."""
+    buckets: Ints
+    """Bucket of each sequence; zeros without buckets."""
+    shared: bool
+    """Whether a group's prompt counts once per micro-batch."""
+
+    def own_tokens(self) -> Ints:
+        """What a sequence adds to a micro-batch that holds its prompt already."""
+        return self.lengths - self.prompts if self.shared else self.lengths
+
+    def own_costs(self, cost: CostModel) -> Floats:
+        """Like :meth:`own_tokens`, in units of cost."""
+        return cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Pieces of cargo. ``members[starts[u]:starts[u + 1]]`` are the sequences of unit u."""
+
+    tokens: Ints
+    cost: Floats
+    buckets: Ints
+    members: Ints
+    starts: Ints
+
+    def __len__(self) -> int:
+        return int(self.tokens.size)
+
+
+def singles(cargo: Cargo, cost: CostModel) -> Units:
+    """One unit per sequence."""
+    n = cargo.lengths.size
+    return Units(cargo.lengths, cost(cargo.lengths), cargo.buckets, np.arange(n), np.arange(n + 1))
+
+
+def pieces(cargo: Cargo, cost: CostModel, size: int, cap: int) -> Units:
+    """Units of at most ``size`` sequences of one group and bucket, none of more than ``cap`` tokens.
+
+    Within a group sequences are taken longest first, so that the pieces of a group are alike inside.
+    """
+    own = cargo.own_tokens()
+    order = np.lexsort((np.arange(own.size), -own, cargo.buckets, cargo.groups))
+    group, bucket = cargo.groups[order], cargo.buckets[order]
+    owns, prompts = own[order].tolist(), cargo.prompts[order].tolist()
+    opens = np.ones(order.size, bool)
+    opens[1:] = (group[1:] != group[:-1]) | (bucket[1:] != bucket[:-1])
+    starts: list[int] = []
+    held = count = 0
+    for i, (new, mine, prompt) in enumerate(zip(opens.tolist(), owns, prompts, strict=True)):
+        if new or count == size or held + mine > cap:
+            starts.append(i)
+            held, count = (prompt if cargo.shared else 0), 0
+        held += mine
+        count += 1
+    first = np.array(starts, np.int64)
+    tokens = np.add.reduceat(own[order], first) if first.size else own
+    weight = np.add.reduceat(cargo.own_costs(cost)[order], first) if first.size else np.zeros(0)
+    if cargo.shared and first.size:
+        tokens = tokens + cargo.prompts[order][first]
+        weight = weight + cost(cargo.prompts[order][first])
+    return Units(tokens, weight, bucket[first], order, np.append(first, order.size))
