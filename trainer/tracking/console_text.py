@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-HEADLINE = ("val/reward/mean", "reward/mean", "critic/rewards/mean", "val/loss", "sft/loss", "actor/loss", "train/loss")
+HEADLINE = (
+    "reward/mean",
+    "critic/rewards/mean",
+    "critic/score/mean",
+    "val/reward/mean",
+    "val/reward",
+    "train/loss",
+    "sft/loss",
+    "actor/loss",
+    "actor/pg_loss",
+    "val/loss",
+)
 """The first of these that a step has is its headline: a reward before a loss."""
 MEMORY = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
 _QUIET = ("/mean", "/std", "/min", "/max")
@@ -19,15 +30,9 @@ def plain_line(step: int, total: int, metrics: Mapping[str, Any]) -> str:
 
 def number(value: Any) -> str:
     """Four significant digits; whole numbers and texts as they are."""
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float) and not value.is_integer()
-        else f"{value:g}"
-        if isinstance(value, float) and abs(value) < 1e6
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def short(metrics: Mapping[str, Any], eta_s: float | None) -> str:

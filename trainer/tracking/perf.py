@@ -63,6 +63,22 @@ def throughput_metrics(
     return metrics
 
 
+def stowage_metrics(tokens: Sequence[int], budget: int) -> dict[str, float]:
+    """Real tokens of an optimizer step's micro-batches, over all ranks, against the budget (what the picture shows).
+
+    Zero-loss fillers carry nothing and don't count.
+    """
+    loaded = [n for n in tokens if n > 0]
+    if not loaded:
+        return {}
+    return {
+        "batch/micro_batch_tokens/mean": sum(loaded) / len(loaded),
+        "batch/micro_batch_tokens/min": float(min(loaded)),
+        "batch/micro_batch_tokens/max": float(max(loaded)),
+        "batch/budget": float(budget),
+    }
+
+
 def memory_metrics(device: torch.device) -> dict[str, float]:
     """Peak device memory since the start of the process and this process's resident memory, both in GiB."""
     metrics = {"perf/cpu_memory_used_gb": _resident_bytes() / GB}

@@ -29,8 +29,7 @@ def persistent_run_id(run_dir: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
         if found := path.read_text().strip():
             return found
-    alphabet = string.ascii_lowercase + string.digits
-    new = "".join(secrets.choice(alphabet) for _ in range(8))
+    new = random_run_id()
     fd, temporary = tempfile.mkstemp(dir=run_dir, prefix=RUN_ID_FILE)
     with open(fd, "w") as file:
         file.write(new + "\n")
@@ -38,6 +37,11 @@ def persistent_run_id(run_dir: Path) -> str:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     return new
+
+
+def random_run_id() -> str:
+    """Eight letters and digits, as W&B itself makes them; independent of the run's seeded generators."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
 def choose_mode(wanted: str, env: Mapping[str, str], reachable: Callable[[str], bool]) -> str:

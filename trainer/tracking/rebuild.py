@@ -1,0 +1,80 @@
+"""Make the W&B run again from ``metrics.jsonl``: ``python -m trainer.tracking.rebuild RUN [--online] [--new-id]``.
+
+For runs whose offline folders were lost, or whose attempts W&B could not join: the record holds one clean series.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import EXIT_OK, EXIT_USER, UserError
+from trainer.tracking.jsonl import METRICS_FILE, by_step
+from trainer.tracking.wandb_run import WandbRun, persistent_run_id, random_run_id
+
+
+def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tuple[Path | None, int, str]:
+    """Write one W&B run with all steps, each once, later lines winning.
+
+    Returns its folder (None when W&B failed), the number of steps and the run id. The id is the run's own unless
+    ``new_id``: choose that when the id's page already holds steps, which W&B would keep beside the new ones. Raises
+    :class:`UserError` when the folder has no record or no config.
+    """
+    record, config_path = run_dir / METRICS_FILE, run_dir / "config.yaml"
+    for path in (record, config_path):
+        if not path.is_file():
+            raise UserError(f"{path} doesn't exist: give the folder of a run (it holds config.yaml and metrics.jsonl).")
+    config: dict[str, Any] = yaml.safe_load(config_path.read_text()) or {}
+    trainer: dict[str, Any] = config.get("trainer") or {}
+    steps = by_step(record)
+    run_id = random_run_id() if new_id else persistent_run_id(run_dir)
+    view = WandbRun(
+        run_dir,
+        config,
+        project=str(trainer.get("project_name") or "plimsoll"),
+        name=str(trainer.get("experiment_name") or run_dir.name),
+        group=trainer.get("group_name"),
+        mode="online" if online else "offline",
+        run_id=run_id,
+        folder=_fresh_folder(run_dir),
+    )
+    folder = view.folder
+    for step, metrics in steps.items():
+        view.log(step, {k: v for k, v in metrics.items() if k not in ("step", "time")})
+    view.finish(0)
+    return folder, len(steps), run_id
+
+
+def _fresh_folder(run_dir: Path) -> Path:
+    folder = run_dir / "wandb_rebuilt"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.tracking.rebuild", description=__doc__)
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--online", action="store_true", help="send it now; otherwise wandb sync does later")
+    parser.add_argument("--new-id", action="store_true", help="a run of its own beside the one with the run's id")
+    options = parser.parse_args(arguments)
+    try:
+        folder, steps, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
+    except UserError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return EXIT_USER
+    if folder is None:
+        return 1
+    sys.stdout.write(f"{steps} steps as W&B run {run_id} in {folder}\n")
+    if not options.online:
+        sys.stdout.write(f"Send it from a machine with a network: wandb sync {folder}\n")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
