@@ -44,14 +44,29 @@ def random_run_id() -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
-def choose_mode(wanted: str, env: Mapping[str, str], reachable: Callable[[str], bool]) -> str:
-    """``online``, ``offline`` or ``disabled``. ``auto``: WANDB_MODE, else online only with a key and a network."""
+def choose_mode(
+    wanted: str, env: Mapping[str, str], reachable: Callable[[str], bool], default_url: Callable[[], str]
+) -> str:
+    """``online``, ``offline`` or ``disabled``. ``auto``: WANDB_MODE, else online only with a key and a network.
+
+    ``default_url``: the server when WANDB_BASE_URL doesn't say; ``reachable`` is asked only when there is a key.
+    """
     if wanted != "auto":
         return wanted
     if env.get("WANDB_MODE") in ("online", "offline", "disabled"):
         return env["WANDB_MODE"]
-    base = env.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    base = env.get("WANDB_BASE_URL") or default_url()
     return "online" if _has_key(env, base) and reachable(base) else "offline"
+
+
+def default_base_url() -> str:
+    """The server that this version of the client talks to unless told otherwise (also by its settings files)."""
+    try:
+        import wandb
+
+        return str(wandb.setup().settings.base_url)
+    except Exception:  # a broken or missing client is reported by the start itself
+        return ""
 
 
 def _has_key(env: Mapping[str, str], base_url: str) -> bool:
@@ -85,6 +100,14 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _forget_failed_start() -> None:
+    """After a failed start the client's service holds on to the run id and refuses it to the next start."""
+    with contextlib.suppress(Exception):
+        import wandb
+
+        wandb.teardown()
+
+
 class WandbRun:
     """One attempt of a run, as W&B sees it. No method raises or waits without a bound."""
 
@@ -103,7 +126,7 @@ class WandbRun:
         """``folder``: where the attempt's ``wandb/`` folder goes (the run folder unless told)."""
         self._run: Any = None
         self.run_id = run_id or persistent_run_id(run_dir)
-        self.mode = choose_mode(mode, os.environ, is_reachable)
+        self.mode = choose_mode(mode, os.environ, is_reachable, default_base_url)
         self.url: str | None = None
         if self.mode == "disabled":
             return
@@ -117,6 +140,7 @@ class WandbRun:
         }
         if self.mode == "online" and not self._init(arguments, "online"):
             self.mode = "offline"
+            _forget_failed_start()
         if self.mode == "offline":
             self._init(arguments, "offline")
 

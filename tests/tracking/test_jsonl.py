@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.tracking.jsonl import MetricsFile, by_step, read_metrics, to_plain
+
+
+def write(path: Path, steps: range, steps_done: int) -> MetricsFile:
+    file = MetricsFile(path, steps_done)
+    for step in steps:
+        file.append({"step": step, "loss": 1.0 / step})
+    return file
+
+
+@settings(max_examples=30, deadline=None)
+@given(total=st.integers(1, 8), data=st.data())
+def test_a_resumed_record_equals_an_uninterrupted_one(
+    tmp_path_factory: pytest.TempPathFactory, total: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("record")
+    write(folder / "whole", range(1, total + 1), 0).close()
+    died_at = data.draw(st.integers(0, total))
+    restored = data.draw(st.integers(0, died_at))
+    write(folder / "resumed", range(1, died_at + 1), 0)  # killed: never closed
+    with (folder / "resumed").open("ab") as file:
+        file.write(b'{"step": 9, "lo'[: data.draw(st.integers(0, 15))])  # the kernel may keep part of the last line
+    write(folder / "resumed", range(restored + 1, total + 1), restored).close()
+    assert (folder / "resumed").read_bytes() == (folder / "whole").read_bytes()
+
+
+def test_a_validation_before_the_first_step_is_not_kept_twice(tmp_path: Path) -> None:
+    for _ in range(2):  # the first attempt dies before any checkpoint
+        file = MetricsFile(tmp_path / "m", 0)
+        file.append({"step": 0, "val/reward": 0.5})
+        file.close()
+    assert len(list(read_metrics(tmp_path / "m"))) == 1
+
+
+def test_the_validation_before_the_first_step_survives_a_resume(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "m", 0)
+    for step in range(4):
+        file.append({"step": step})
+    MetricsFile(tmp_path / "m", 2).close()
+    assert [r["step"] for r in read_metrics(tmp_path / "m")] == [0, 1, 2]
+
+
+def test_every_line_is_on_disk_at_once_and_strict_json(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "m", 0)
+    file.append({"step": 1, "a": math.nan, "b": -math.inf, "c": "é"})
+    (line,) = (tmp_path / "m").read_text().splitlines()  # not closed, not synced
+    json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    (record,) = read_metrics(tmp_path / "m")
+    assert math.isnan(record["a"]) and record["b"] == -math.inf and record["c"] == "é"
+
+
+def test_metrics_are_numbers_whatever_library_they_come_from() -> None:
+    assert to_plain(torch.tensor(0.5)) == 0.5 and to_plain(np.float32(2)) == 2.0 and to_plain(torch.tensor([3])) == 3
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        to_plain(torch.zeros(2))
+    with pytest.raises(TypeError, match="list"):
+        to_plain([1])
+
+
+def test_later_lines_of_a_step_win(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "m", 0)
+    for record in ({"step": 1, "a": 1, "b": 1}, {"step": 1, "b": 2}, {"step": 0, "a": 0}):
+        file.append(record)
+    assert by_step(tmp_path / "m") == {0: {"step": 0, "a": 0}, 1: {"step": 1, "a": 1, "b": 2}}
+
+
+def test_the_record_is_private(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "m", 0).close()
+    assert (tmp_path / "m").stat().st_mode & 0o077 == 0
