@@ -1,0 +1,46 @@
+"""The typed shape of a run's settings: verl's key tree."""
+
+from __future__ import annotations
+
+from trainer.config.schema.actor import Actor, ActorCheckpoint, Model, Optim, Ref
+from trainer.config.schema.algorithm import Algorithm, Critic, CustomRewardFunction, KlCtrl, RewardModel
+from trainer.config.schema.base import Budget, Section
+from trainer.config.schema.data import Data
+from trainer.config.schema.rollout import ActorRolloutRef, Rollout, ValKwargs
+from trainer.config.schema.trainer import Checkpoint, Trainer, Watermarks
+
+
+class Config(Section):
+    """All settings of a run, resolved and checked."""
+
+    data: Data
+    actor_rollout_ref: ActorRolloutRef
+    critic: Critic
+    reward_model: RewardModel
+    custom_reward_function: CustomRewardFunction
+    algorithm: Algorithm
+    trainer: Trainer
+
+
+__all__ = [
+    "Actor",
+    "ActorCheckpoint",
+    "ActorRolloutRef",
+    "Algorithm",
+    "Budget",
+    "Checkpoint",
+    "Config",
+    "Critic",
+    "CustomRewardFunction",
+    "Data",
+    "KlCtrl",
+    "Model",
+    "Optim",
+    "Ref",
+    "RewardModel",
+    "Rollout",
+    "Section",
+    "Trainer",
+    "ValKwargs",
+    "Watermarks",
+]

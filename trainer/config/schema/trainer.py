@@ -1,0 +1,103 @@
+"""``trainer.*``: the run, its machines, its checkpoints and what it shows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from trainer.config.schema.base import Count, NonNegative, Positive, Section, Share, Text, Whole
+
+
+def _resume_mode(value: object) -> object:
+    """``resume_path`` is verl's word."""
+    return "path" if value == "resume_path" else value
+
+
+class Checkpoint(Section):
+    """``trainer.checkpoint``."""
+
+    save_freq: Annotated[int, Field(ge=-1)]
+    """Save each so many steps. -1 or 0: only at the end and when asked to stop."""
+    save_interval_minutes: Positive | None
+    """Save as well when so many minutes have passed since the last one. null: don't."""
+    async_save: bool
+    """Write in the background; training waits for the copy to host memory only."""
+    atomic_save: bool
+    """Publish a checkpoint by one rename after all of it is on disk. Only true is supported."""
+    keep_last: Count
+    """Newest checkpoints kept."""
+    keep_every: Count | None
+    """Keep each step that is a multiple of this for good. null: none."""
+    keep_best: Whole
+    """Checkpoints with the best ``val/reward`` (RL) or ``val/loss`` (SFT) kept beside the newest."""
+    save_margin: Annotated[float, Field(ge=1)]
+    """Predicted save time times this must fit into ``trainer.grace_period_s``."""
+
+
+class Watermarks(Section):
+    """``trainer.watermarks``: where a hint begins."""
+
+    gen_s: Positive
+    """Mean of ``timing/gen``, seconds."""
+    update_actor_std_s: Positive
+    """Standard deviation of ``timing/update_actor``, seconds."""
+    data_wait_share: Share
+    """Data wait as a share of the step."""
+    worker_share: Share
+    """Loader processes of a machine as a share of its cores."""
+
+
+class Trainer(Section):
+    """``trainer``."""
+
+    mode: Literal["sft", "rl"]
+    """Supervised fine-tuning, or reinforcement learning."""
+    project_name: Text
+    """Project in W&B; first folder under ``runs``."""
+    experiment_name: Text
+    """Name of the run in W&B; second folder under ``runs``."""
+    default_local_dir: Text
+    """Run folder: config, metrics, checkpoints, logs. The same folder continues the run."""
+    default_hdfs_dir: Text | None
+    """Second home of checkpoints. Only null is supported."""
+    logger: Literal["console", "wandb"] | list[Literal["console", "wandb"]]
+    """Where metrics go besides ``metrics.jsonl``."""
+    log_val_generations: Whole
+    """Validation answers logged as text each time."""
+    seed: Whole
+    """Seed of everything random."""
+    device: Literal["auto", "cpu", "cuda"]
+    """auto: CUDA where there is a GPU."""
+    nnodes: Count
+    """Machines."""
+    n_gpus_per_node: Count
+    """Ranks (one per GPU, or CPU processes) of each machine."""
+    process_on_nodes: list[Count] | None
+    """Ranks of each machine, one number per machine. null: ``n_gpus_per_node`` on each."""
+    total_epochs: Count
+    """Passes over the training data, unless ``total_training_steps`` ends the run before."""
+    total_training_steps: Count | None
+    """Iterations of the run. null: by ``total_epochs``."""
+    val_before_train: bool
+    """Validate before the first step."""
+    val_only: bool
+    """Validate and stop."""
+    test_freq: Annotated[int, Field(ge=-1)]
+    """Validate each so many steps. -1 or 0: only before and after training."""
+    resume_mode: Annotated[Literal["auto", "disable", "path"], BeforeValidator(_resume_mode)]
+    """auto: continue from the newest checkpoint of the run folder; path: from ``resume_from_path``."""
+    resume_from_path: Text | None
+    """Checkpoint folder ``step_N`` to continue from."""
+    grace_period_s: NonNegative
+    """Seconds between the warning signal and the kill: a save has to fit."""
+    export_hf: bool
+    """Write the trained model as a Hugging Face folder at the end."""
+    enable_monitor: bool
+    """Draw pictures of the load into the run folder."""
+    monitor_interval: Count
+    """Steps between two DynamicBatchMonitor lines."""
+    plot_interval: Count
+    """Steps between two sets of pictures."""
+    checkpoint: Checkpoint
+    watermarks: Watermarks
