@@ -1,0 +1,170 @@
+"""From ``actor_rollout_ref.model.path`` to a model that packs, its tokenizer and its shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from trainer.batching.cost import ModelShape
+from trainer.errors import UserError, nearest
+from trainer.models import attention, smollm2, tiny
+from trainer.models.cache import cache_root, cached
+from trainer.models.head import make_token_head
+
+KEY = "actor_rollout_ref.model.path"
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""``model_type`` of the supported families: Llama 2/3 (and SmolLM2), Qwen2 and 2.5, Qwen3."""
+BUILTIN = ("tiny", "smollm2")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model ready for :func:`trainer.models.token_stats` and for ``generate``."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    shape: ModelShape
+    source: str
+    """Folder or hub id that the weights came from."""
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    gradient_checkpointing: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> LoadedModel:
+    """Load ``path``: a Hugging Face folder, a hub id, ``builtin:tiny`` or ``builtin:smollm2``.
+
+    Raises :class:`UserError` for a folder that is missing or has no weights, an unknown built-in name, a family that is
+    not supported and a tokenizer that doesn't fit the model.
+    """
+    attention.register()
+    source = resolve(path, cache_dir)
+    config = _config(source, path)
+    tokenizer = load_tokenizer(source, path)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's vocabulary of "
+            f"{config.vocab_size}"
+        )
+    try:
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=dtype, attn_implementation=attention.NAME, use_safetensors=True
+            )
+    except OSError as e:
+        raise UserError(f"{KEY}: cannot load the weights of {path}: {_first_line(e)}") from e
+    make_token_head(model.get_output_embeddings())
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return LoadedModel(model.to(device).train(), tokenizer, model_shape(config), str(source))
+
+
+def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
+    """The folder (or hub id) behind ``path``; makes a built-in model on its first use."""
+    if path.startswith("builtin:"):
+        name = path.removeprefix("builtin:")
+        root = cache_root(cache_dir)
+        if name == "tiny":
+            with _no_progress_bars():
+                return str(cached(root, name, tiny.recipe(), tiny.build))
+        if name == "smollm2":
+            with _no_progress_bars():
+                return str(cached(root, name, smollm2.RECIPE, smollm2.build))
+        known = " and ".join(f"builtin:{n}" for n in BUILTIN)
+        raise UserError(f"{KEY}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return str(_checked(folder))
+    if folder.exists():
+        raise UserError(f"{KEY}: {path} is a file; give the folder that holds config.json and the weights")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise UserError(
+            f"{KEY}: there is no folder {path}. Give a Hugging Face folder, a hub id such as "
+            "Qwen/Qwen2.5-0.5B-Instruct, or builtin:tiny"
+        )
+    return path
+
+
+def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a resolved ``source``; ``path`` is what the user typed. A missing pad token is its end token."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{KEY}: {path} has no usable tokenizer: {_first_line(e)}") from e
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would never stop")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def model_shape(config: Any) -> ModelShape:
+    """The numbers that the planner's cost model wants, from a transformers config."""
+    return ModelShape(
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        ffn=config.intermediate_size,
+        vocab=config.vocab_size,
+        head_dim=getattr(config, "head_dim", None) or 0,
+        tied=bool(config.tie_word_embeddings),
+    )
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{KEY}: {folder} has no config.json, so it is no Hugging Face model folder")
+    if not any(folder.glob("*.safetensors")):
+        held = ", ".join(sorted(f.name for f in folder.iterdir())[:8])
+        raise UserError(
+            f"{KEY}: {folder} has no weights (*.safetensors); it holds {held}. Copy the weights there, or convert "
+            "pytorch_model.bin with save_pretrained"
+        )
+    return folder
+
+
+def _config(source: str, path: str) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{KEY}: cannot read the model config of {path}: {_first_line(e)}") from e
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"{KEY}: {path} is of the family {config.model_type!r}; supported are {', '.join(FAMILIES)} "
+            "(Llama, Qwen2, Qwen2.5, Qwen3)"
+        )
+    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
+        raise UserError(f"{KEY}: {path} uses sliding-window attention, which packed batches don't support")
+    if getattr(config, "attention_dropout", 0.0):
+        raise UserError(f"{KEY}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios need none")
+    return config
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """The run's own progress line is the only one on the screen."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
