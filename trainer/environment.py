@@ -18,6 +18,8 @@ from trainer.errors import UserError
 
 SLURM_SWITCH = "PLIMSOLL_SLURM"
 """The payload sets this to 1 under srun. SLURM_* alone may come from an interactive allocation and mean nothing."""
+TERMINAL = "PLIMSOLL_TERMINAL"
+"""1 when rank 0's output ends on a terminal, though it passes through the launcher's pipe."""
 PARENT_FD = "PLIMSOLL_PARENT_FD"
 """A pipe whose other end only the launcher holds: it reads end-of-file when the launcher is gone."""
 

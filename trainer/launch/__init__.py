@@ -83,6 +83,8 @@ def _start(module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, 
                 ERROR_FILE: str(error_file),
                 "PLIMSOLL_ATTEMPT": str(attempt),
             }
+            if rank == 0:
+                env |= screen.terminal()
             with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out, signals.held():
                 process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, "-m", module, str(run_dir)],

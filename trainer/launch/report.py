@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import IO, TextIO
 
+from trainer.environment import TERMINAL
 from trainer.errors import EXIT_USER, UserError
 
 ERROR_FILE = "PLIMSOLL_ERROR_FILE"
 """Where a launched rank leaves its error, so that the launcher can show it last."""
 TAIL_LINES = 40
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class LogText:
+    """A terminal's bytes as lines for a log: no colours, and of a line that was drawn over only its last state."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole lines that ``data`` completes."""
+        *whole, rest = (self._pending + data).split(b"\n")
+        self._pending = rest.rsplit(b"\r", 1)[-1] if b"\r" in rest[:-1] else rest
+        return b"".join(_ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1]) + b"\n" for line in whole)
+
+    def end(self) -> bytes:
+        """What is left without a line's end."""
+        return _ESCAPES.sub(b"", self._pending)
 
 
 def report_error(error: BaseException) -> int:
@@ -80,24 +98,35 @@ class Screen:
         self._write(text.encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
-        with self._lock:
-            try:
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            buffer = getattr(self._stream, "buffer", None)
+            if buffer is None:  # a captured stream
                 self._stream.write(data.decode(errors="replace"))
-                self._stream.flush()
-            except (OSError, ValueError):
-                pass
+            else:
+                buffer.write(data)
+            self._stream.flush()
+
+    def terminal(self) -> dict[str, str]:
+        """What rank 0 must know about the terminal its output ends on, as environment variables; empty without one."""
+        try:
+            if self._stream.isatty():
+                return {TERMINAL: "1", "COLUMNS": str(os.get_terminal_size(self._stream.fileno()).columns or 80)}
+        except (OSError, ValueError):
+            pass
+        return {}
 
     def mirror(self, pipe: IO[bytes], log: Path) -> threading.Thread:
-        """Copy a rank's output to its log and to the screen until it ends. Colours stay out of the log."""
+        """Copy a rank's output to its log and to the screen until it ends."""
 
         def copy() -> None:
+            text = LogText()
             with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file, pipe:
                 while data := os.read(pipe.fileno(), 65536):
                     self._write(data)
-                    try:
-                        file.write(_ESCAPES.sub(b"", data))
-                    except OSError:  # a full disk must not stop rank 0 by filling its pipe
-                        time.sleep(0)
+                    with contextlib.suppress(OSError):  # a full disk must not stop rank 0 by filling its pipe
+                        file.write(text.feed(data))
+                with contextlib.suppress(OSError):
+                    file.write(text.end())
 
         thread = threading.Thread(target=copy, name="rank-0-screen", daemon=True)
         thread.start()

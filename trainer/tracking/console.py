@@ -9,10 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
+from trainer.environment import TERMINAL
 from trainer.tracking.console_text import plain_line, short
-
-TERMINAL = "PLIMSOLL_TERMINAL"
-"""Set by the launcher when rank 0's output ends on a terminal, though it passes through a pipe."""
 
 
 class Display(Protocol):

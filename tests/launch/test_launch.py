@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.tracking.terminal import drain
+from trainer.launch import new_attempt
+from trainer.launch.ports import free_port
+from trainer.launch.report import LogText, tail
+
+PARENT = """
+import sys
+from pathlib import Path
+from trainer import signals
+from trainer.launch import run
+signals.install()
+sys.exit(run({}, Path(sys.argv[1]), int(sys.argv[2])))
+"""
+BOUND_S = 50.0
+
+
+def start(folder: Path, ranks: int, plan: str, stdout: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder), str(ranks)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+        | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": plan, "PLIMSOLL_KILL_GRACE_S": "0.5"}
+        | env,
+        start_new_session=True,
+    )
+
+
+def finish(parent: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = parent.communicate(timeout=BOUND_S)
+    assert err == ""
+    return parent.returncode, out
+
+
+def wait_until_started(folder: Path, ranks: int, name: str = "started") -> None:
+    deadline = time.monotonic() + BOUND_S
+    while len([p for p in folder.glob(f"{name}_*") if p.read_text()]) < ranks:
+        assert time.monotonic() < deadline, "the ranks didn't start"
+        time.sleep(0.01)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(p.read_text().split()[0]) for name in ("started", "grandchild") for p in folder.glob(f"{name}_*")]
+
+
+def assert_gone(numbers: list[int]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while alive := [n for n in numbers if psutil.pid_exists(n) and psutil.Process(n).status() != "zombie"]:
+        assert time.monotonic() < deadline, f"orphans: {alive}"
+        time.sleep(0.01)
+
+
+def test_ranks_know_their_places_and_share_the_cores(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_NTASKS="9", PLIMSOLL_SLURM="1"))
+    assert code == 0 and out == "rank 0 is here\n"
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    for rank in (0, 1):
+        line = (tmp_path / f"started_{rank}").read_text()
+        assert f"rank={rank}, world_size=2, local_rank={rank}, local_world_size=2, master_addr='127.0.0.1'" in line
+        assert int(line.split()[-2]) <= threads
+        log = tmp_path / "logs" / "attempt_1" / f"rank_{rank}.log"
+        assert log.read_text() == f"rank {rank} is here\n" and log.stat().st_mode & 0o077 == 0
+
+
+def test_one_rank_runs_in_place(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 1, ""))
+    assert (code, out) == (0, "rank 0 is here\n")
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_failing_ranks_error_is_last_on_the_screen(tmp_path: Path, failing: int) -> None:
+    """The other rank fails too, because its peer has gone, and says so: it is not to blame."""
+    code, out = finish(start(tmp_path, 2, f"{failing}=crash,{1 - failing}=peer"))
+    assert code == 1
+    assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
+    assert f"Rank {failing} failed first: exit code 1." in out
+    assert "Connection closed by peer" not in out
+    assert "the tensor is on fire" in (tmp_path / "logs" / "attempt_1" / f"rank_{failing}.log").read_text()
+
+
+def test_wrong_input_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "0=wrong,1=wrong"))
+    assert code == 2
+    assert out == "rank 0 is here\nError: data.train_files=x: no such file\n"
+
+
+def test_wrong_input_shows_its_traceback_when_asked(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "1=wrong", HYDRA_FULL_ERROR="1"))
+    assert code == 2 and "Traceback" in out
+
+
+def test_a_rank_that_died_without_a_word_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "0=save,1=segfault"))
+    assert code == 128 + signal.SIGSEGV
+    assert "Rank 1 failed first: killed by SIGSEGV." in out and out.splitlines()[-1] == "last words"
+    assert (tmp_path / "saved_0").read_text() == "TERM"
+
+
+def test_a_rank_stuck_in_a_collective_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    began = time.monotonic()
+    code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash"))
+    assert code == 1 and time.monotonic() - began < BOUND_S
+    assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
+    assert_gone(pids(tmp_path))
+
+
+def test_a_rank_that_goes_on_after_the_end_is_named(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "1=deaf", PLIMSOLL_FINISH_GRACE_S="0.5"))
+    assert code != 0
+    assert "Rank 1 failed first: it went on long after another rank had finished." in out
+    assert_gone(pids(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_every_rank_and_the_run_wants_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    parent = start(tmp_path, 2, "0=save,1=save")
+    wait_until_started(tmp_path, 2)
+    parent.send_signal(number)
+    code, _ = finish(parent)
+    assert code == 85
+    assert {(tmp_path / f"saved_{r}").read_text() for r in (0, 1)} == {number.name.removeprefix("SIG")}
+
+
+def test_a_signal_before_python_is_ready_is_not_lost(tmp_path: Path) -> None:
+    code, _ = finish(start(tmp_path, 2, "0=save,1=save", RANK_SIGNALLED_EARLY="1"))
+    assert code == 85
+    assert (tmp_path / "saved_0").read_text() == "USR2"
+
+
+def test_a_second_interrupt_quits_at_once(tmp_path: Path) -> None:
+    parent = start(tmp_path, 2, "0=deaf,1=deaf", PLIMSOLL_KILL_GRACE_S="60")
+    wait_until_started(tmp_path, 2, "grandchild")
+    parent.send_signal(signal.SIGINT)
+    wait_until_started(tmp_path, 2, "heard")
+    parent.send_signal(signal.SIGINT)
+    code, _ = finish(parent)
+    assert code == 130
+    assert_gone(pids(tmp_path))
+
+
+def test_no_orphan_survives_the_launcher(tmp_path: Path) -> None:
+    parent = start(tmp_path, 2, "0=deaf,1=deaf")
+    wait_until_started(tmp_path, 2, "grandchild")
+    parent.kill()
+    parent.communicate(timeout=BOUND_S)
+    assert_gone(pids(tmp_path))
+
+
+def test_a_terminal_gets_the_live_line_and_the_log_its_last_state(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    parent = start(tmp_path, 2, "0=show", stdout=follower, TERM="xterm")
+    os.close(follower)
+    text = drain(leader)
+    assert parent.wait(BOUND_S) == 0
+    assert "\x1b[" in text and "3/3" in text and "reward 0.75" in text
+    (line,) = [row for row in (tmp_path / "logs/attempt_1/rank_0.log").read_text().splitlines() if "step" in row]
+    assert "3/3" in line and "reward 0.75" in line and "\x1b" not in line
+
+
+def test_log_text_is_what_stood_on_the_lines_in_the_end() -> None:
+    text = LogText()
+    assert text.feed(b"1 of 3\r2 of 3\r") == b""
+    assert text.feed(b"3 of 3\r\n\x1b[31mre") == b"3 of 3\n"
+    assert text.feed(b"d\x1b[0m\nnext") == b"red\n"
+    assert text.end() == b"next"
+
+
+def test_a_port_that_was_taken_meanwhile_is_tried_again(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "0=port"))
+    assert "trying the next one" in out
+    first, second = [line.split()[-1] for line in (tmp_path / "started_0").read_text().splitlines()]
+    assert first != second
+    assert code == 0
+
+
+def test_attempts_have_folders_of_their_own(tmp_path: Path) -> None:
+    assert [new_attempt(tmp_path)[0] for _ in range(2)] == [1, 2]
+    (tmp_path / "logs" / "attempt_10").mkdir()
+    number, folder = new_attempt(tmp_path)
+    assert number == 11 and folder.stat().st_mode & 0o077 == 0
+
+
+def test_ports_are_below_the_ephemeral_range() -> None:
+    lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(10_000 <= free_port() < max(11_000, lowest_ephemeral) for _ in range(20))
+
+
+def test_the_tail_of_a_huge_log_is_its_end(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x" * 200_000 + "\nlast\n")
+    assert tail(tmp_path / "log", 1) == "last"
+    assert "can't be read" in tail(tmp_path / "none")
