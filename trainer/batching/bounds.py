@@ -40,15 +40,17 @@ def micro_batches_bound(tokens: Ints, budgets: Ints, *, total: int, sync: str) -
 def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync: str) -> float:
     """Least critical path of any plan, in units of cost; ``total`` is the least cost of the whole step.
 
-    The perfect split; the heaviest sequence; two by pigeonhole: of the j*R+1 heaviest sequences one rank holds j+1,
-    which weigh at least as much as the lightest j+1 of them. When every micro-batch synchronises, sequences above half
-    of the largest budget share no micro-batch, so the j-th R of them wait in a step of their own:
-    the sum over j of the (j*R)-th heaviest of them.
+    The perfect split; the heaviest sequence; and by pigeonhole: of the j*R+1 heaviest sequences one rank holds j+1,
+    which weigh at least as much as the lightest j+1 of them. When every micro-batch synchronises also: sequences above
+    half of the largest budget share no micro-batch, so the j-th R of them pace a row of their own and j such rows
+    take at least the sum of the (i*R)-th heaviest, i < j. They carry at most the densest cargo that fits their tokens
+    (fractional knapsack; density rises with length), and the rest waits for other rows.
     """
     ranks = int(budgets.size)
     if not cost.size:
         return 0.0
-    down = np.sort(cost)[::-1]
+    order = np.argsort(-cost, kind="stable")
+    down = cost[order]
     sums = np.concatenate([[0.0], np.cumsum(down)])
     best = max(total / ranks, float(down[0]))
     j = np.arange(1, (down.size - 1) // ranks + 1)
@@ -56,6 +58,10 @@ def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync:
         end = j * ranks + 1
         best = max(best, float((sums[end] - sums[end - j - 1]).max()))
     if sync == "micro":
-        alone = np.sort(cost[tokens > int(budgets.max()) // 2])[::-1]
-        best = max(best, float(alone[::ranks].sum()))
+        alone = down[tokens[order] > int(budgets.max()) // 2]
+        paces = np.cumsum(alone[::ranks] if alone.size else down[:1])
+        room = np.arange(1, paces.size + 1) * int(budgets.sum())
+        dense = np.argsort(-cost / np.maximum(tokens, 1), kind="stable")
+        carried = np.interp(room, np.cumsum(tokens[dense]), np.cumsum(cost[dense]))
+        best = max(best, float((paces + np.maximum(0.0, total - carried) / ranks).max()))
     return best

@@ -20,6 +20,16 @@ class Layout:
     counts: Ints
     """int64 [ranks]: micro-batches of each rank."""
 
+    @classmethod
+    def of(cls, micro_batches: list[list[Ints]]) -> Layout:
+        """The layout that :meth:`members` lists."""
+        flat = [part for rank in micro_batches for part in rank]
+        bins = np.repeat(np.arange(len(flat)), [part.size for part in flat])
+        out = np.empty(bins.size, np.int64)
+        if flat:
+            out[np.concatenate(flat)] = bins
+        return cls(out, np.array([len(rank) for rank in micro_batches], np.int64))
+
     def weigh(self, cargo: Cargo, cost: CostModel) -> tuple[Ints, Floats]:
         """Tokens held by, and cost of, each micro-batch; a shared prompt counts once. Both [micro-batches]."""
         n = int(self.counts.sum())

@@ -1,51 +1,16 @@
-"""First layouts: units into micro-batches under hard caps. Everything here is greedy; refinement comes after."""
+"""First layouts: units into micro-batches under hard caps. Everything here is greedy; refinement comes after.
+
+Bins are numbered row by row: bin ``k * ranks + r`` is micro-batch k of rank r.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from trainer.batching.cost import Floats, Ints
-
-
-def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
-    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
-    room = sorted((int(c), b) for b, c in enumerate(caps.tolist()))
-    out = np.empty(tokens.size, np.int64)
-    for u in np.argsort(-tokens, kind="stable").tolist():
-        size = int(tokens[u])
-        at = bisect_left(room, (size, -1))
-        if at == len(room):
-            return None
-        left, b = room.pop(at)
-        out[u] = b
-        insort(room, (left - size, b))
-    return out
-
-
-def lightest_fit(cost: Floats, tokens: Ints, caps: Ints) -> Ints | None:
-    """Bin of each unit, heaviest first, into the lightest bin with room, or None when one finds no room."""
-    load = [(0.0, b) for b in range(caps.size)]
-    heapify(load)
-    room = caps.tolist()
-    out = np.empty(tokens.size, np.int64)
-    sizes, weights = tokens.tolist(), cost.tolist()
-    for u in np.argsort(-cost, kind="stable").tolist():
-        size = sizes[u]
-        full = []
-        while load and room[load[0][1]] < size:
-            full.append(heappop(load))
-        if not load:
-            return None
-        weight, b = heappop(load)
-        out[u] = b
-        room[b] -= size
-        heappush(load, (weight + weights[u], b))
-        for entry in full:
-            heappush(load, entry)
-    return out
 
 
 def open_bins(tokens: Ints, cap: int) -> Ints:
@@ -64,3 +29,123 @@ def open_bins(tokens: Ints, cap: int) -> Ints:
         out[u] = b
         insort(room, (left - size, b))
     return out
+
+
+def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
+    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
+    room = sorted((int(c), b) for b, c in enumerate(caps.tolist()))
+    out = np.empty(tokens.size, np.int64)
+    sizes = tokens.tolist()
+    for u in np.argsort(-tokens, kind="stable").tolist():
+        size = sizes[u]
+        at = bisect_left(room, (size, -1))
+        if at == len(room):
+            return None
+        left, b = room.pop(at)
+        out[u] = b
+        insort(room, (left - size, b))
+    return out
+
+
+def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) -> Ints | None:
+    """Bin of each unit, heaviest first, into the lightest bin with room, or None when one finds no room.
+
+    ``fills=False``: a cap limits each unit by itself instead of their sum (a rank with many micro-batches).
+    Bins without room wait in a heap of their own until a unit comes that they hold.
+    """
+    load = [(0.0, b) for b in range(caps.size)]
+    heapify(load)
+    waiting: list[tuple[int, float, int]] = []
+    room = caps.tolist()
+    out = np.empty(tokens.size, np.int64)
+    sizes, weights = tokens.tolist(), cost.tolist()
+    for u in np.argsort(-cost, kind="stable").tolist():
+        size = sizes[u]
+        while waiting and -waiting[0][0] >= size:
+            _, weight, b = heappop(waiting)
+            heappush(load, (weight, b))
+        while load and room[load[0][1]] < size:
+            weight, b = heappop(load)
+            heappush(waiting, (-room[b], weight, b))
+        if not load:
+            return None
+        weight, b = heappop(load)
+        out[u] = b
+        if fills:
+            room[b] -= size
+        heappush(load, (weight + weights[u], b))
+    return out
+
+
+def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
+    """Bin of each unit over ``rows`` micro-batches of every rank, or None when the greedy finds no room.
+
+    While the heaviest unit left weighs more than an even share of what is left, it sets the pace of its row: the next
+    heaviest stand beside it, and each bin is topped up with the largest units that keep cap and pace, so that the row
+    carries as much as the wait for its head allows. The rest is spread evenly and its bins are dealt out by weight.
+    """
+    ranks = int(budgets.size)
+    by_cap = np.argsort(-budgets, kind="stable").tolist()
+    caps = budgets.tolist()
+    order = np.argsort(cost, kind="stable")
+    weights, sizes, ids = cost[order].tolist(), tokens[order].tolist(), order.tolist()
+    monotone = bool((np.diff(tokens[order]) >= 0).all())
+    left = float(cost.sum())
+    out = np.full(cost.size, -1, np.int64)
+    row = 0
+    while monotone and ids and row < rows and weights[-1] * (rows - row) * ranks > left:
+        pace, gaps = weights[-1], []
+        for r in by_cap:
+            at = bisect_right(sizes, caps[r]) - 1
+            if at >= 0:
+                weight, size = weights.pop(at), sizes.pop(at)
+                out[ids.pop(at)] = row * ranks + r
+                left -= weight
+                gaps.append((pace - weight, caps[r] - size, r))
+        for slack, room, r in gaps:
+            while True:
+                at = min(bisect_right(sizes, room), bisect_right(weights, slack)) - 1
+                if at < 0:
+                    break
+                weight, size = weights.pop(at), sizes.pop(at)
+                out[ids.pop(at)] = row * ranks + r
+                left, slack, room = left - weight, slack - weight, room - size
+        row += 1
+    if ids:
+        rest = np.array(ids)
+        bins = spread(cost[rest], tokens[rest], budgets, rows - row)
+        if bins is None:
+            return None
+        out[rest] = row * ranks + bins
+    return out
+
+
+def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
+    """Bins of equal weight as far as caps allow, heavy bins in the first row; None when there is no room."""
+    if rows < 1:
+        return None
+    caps = np.tile(budgets, rows)
+    bins = lightest_fit(cost, tokens, caps)
+    if bins is None:
+        bins = best_fit(tokens, caps)
+    if bins is None:
+        return None
+    return deal(np.bincount(bins, cost, minlength=caps.size).astype(np.float64), budgets)[bins]
+
+
+def deal(weight: Floats, budgets: Ints) -> Ints:
+    """New number of each bin: among ranks of one budget the heaviest bins share a row.
+
+    ``weight`` [rows * ranks]. Every other row is dealt backwards, so that no rank gets the heavier bin each time.
+    """
+    ranks = int(budgets.size)
+    rank = np.arange(weight.size) % ranks
+    new = np.empty(weight.size, np.int64)
+    for cap in np.unique(budgets):
+        same = np.flatnonzero(budgets == cap)
+        numbers = np.flatnonzero(budgets[rank] == cap)
+        order = numbers[np.argsort(-weight[numbers], kind="stable")]
+        row, seat = np.divmod(np.arange(order.size), same.size)
+        seat = np.where(row % 2, same.size - 1 - seat, seat)
+        new[order] = row * ranks + same[seat]
+    return new

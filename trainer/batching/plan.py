@@ -51,6 +51,10 @@ class Plan:
     """Fewest micro-batches per rank that any plan needs."""
     tokens_saved: int
     """Prompt tokens not computed again because a group shares them."""
+    cargo: Cargo = field(repr=False)
+    """What was planned, checked; kept for a later split."""
+    cost: CostModel
+    """What it was weighed with."""
     padding: int = 0
     """Tokens of padding computed on top; 0 unless sequences are padded to their micro-batch's longest."""
     plan_ms: float = field(default=0.0, compare=False)
@@ -60,6 +64,15 @@ class Plan:
     def num_micro_batches(self) -> list[int]:
         """Micro-batches of each rank; all equal when ``sync="micro"``."""
         return [len(rank) for rank in self.micro_batches]
+
+    def squares(self) -> list[list[float]]:
+        """Sum over sequences of the squared length, [rank][k]: what attention is proportional to.
+
+        A shared prompt counts once, a response of R tokens behind P of prompt counts ``(P + R)**2 - P**2``.
+        """
+        layout = Layout.of(self.micro_batches)
+        _, squares = layout.weigh(self.cargo, CostModel(0.0, 1.0))
+        return [part.tolist() for part in np.split(squares, np.cumsum(layout.counts)[:-1])]
 
     @property
     def efficiency(self) -> float:
@@ -161,12 +174,28 @@ def make_cargo(
 
 def finish(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float) -> Plan:
     """Order a layout heavy to light, weigh it, prove the cap and state the bounds."""
-    layout = layout.ordered(cargo, cost, together=sync == "micro")
+    ordered = layout.ordered(cargo, cost, together=sync == "micro")
+    return weigh_plan(cargo, cost, budgets, sync, ordered.members(), began)
+
+
+def weigh_plan(
+    cargo: Cargo,
+    cost: CostModel,
+    budgets: Ints,
+    sync: Sync,
+    members: list[list[Ints]],
+    began: float,
+    *,
+    padding: int = 0,
+) -> Plan:
+    """The plan of a given layout [rank][k]: weigh it, prove the cap and state the bounds. ``began``: perf_counter."""
+    layout = Layout.of(members)
     tokens, weights = layout.weigh(cargo, cost)
     caps = np.repeat(budgets, layout.counts)
     if (tokens > caps).any():
         raise AssertionError(f"a micro-batch holds {int(tokens[tokens > caps][0])} tokens, over its cap")
-    per_rank = np.split(weights + cost.overhead, np.cumsum(layout.counts)[:-1])
+    split = np.cumsum(layout.counts)[:-1]
+    per_rank = np.split(weights + cost.overhead, split)
     if sync == "step":
         path = max(float(w.sum()) for w in per_rank)
     else:
@@ -178,9 +207,8 @@ def finish(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Lay
         least_tokens, least_cost = least_tokens + int(prompts.sum()), least_cost + float(cost(prompts).sum())
     fewest = bounds.micro_batches_bound(own, budgets, total=least_tokens, sync=sync)
     bound = bounds.path_bound(own_cost, own, budgets, total=least_cost, sync=sync)
-    split = np.cumsum(layout.counts)[:-1]
     return Plan(
-        micro_batches=layout.members(),
+        micro_batches=members,
         tokens=[part.tolist() for part in np.split(tokens, split)],
         costs=[part.tolist() for part in np.split(weights, split)],
         budgets=budgets,
@@ -189,5 +217,8 @@ def finish(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Lay
         critical_path_bound=bound + cost.overhead * fewest,
         micro_batches_bound=fewest,
         tokens_saved=int(cargo.lengths.sum()) - int(tokens.sum()),
+        cargo=cargo,
+        cost=cost,
+        padding=padding,
         plan_ms=(perf_counter() - began) * 1e3,
     )

@@ -1,13 +1,21 @@
-"""From cargo to layout: greedy first layouts for both regimes, the best of a few kept."""
+"""From cargo to layout: greedy first layouts for each regime, the most promising one refined."""
 
 from __future__ import annotations
+
+from itertools import count
 
 import numpy as np
 
 from trainer.batching import packing
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.layout import Layout
+from trainer.batching.refine import Refiner
 from trainer.batching.units import Cargo, Units, pieces, singles
+
+ROW_WORTH = 1e-3
+"""One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
+GOAL = 1e-4
+"""Refinement stops this close to the perfect split."""
 
 
 def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_groups: bool) -> Layout:
@@ -18,75 +26,116 @@ def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_grou
         units = pieces(cargo, cost, cargo.lengths.size, int(budgets.min()))
     else:
         units = singles(cargo, cost)
-    layout = by_step(units, budgets) if sync == "step" else by_micro(units, budgets)
+    layout = by_step(units, budgets) if sync == "step" else by_micro(units, budgets, cost.overhead)
     bins = np.empty(cargo.lengths.size, np.int64)
     bins[units.members] = np.repeat(layout.bins, np.diff(units.starts))
     return Layout(bins, layout.counts)
 
 
+def tries(units: int) -> int:
+    """Exchanges that refinement may make: what 5 ms hold for 256 units, and 100 ms for 8,192."""
+    return 30 + units // 16
+
+
 def by_step(units: Units, budgets: Ints) -> Layout:
     """Ranks first (equal cost), then as few micro-batches as fit inside each rank."""
-    rank = assign_ranks(units.cost, units.tokens, budgets)
+    ranks = int(budgets.size)
+    rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
+    if rank is None:
+        raise AssertionError("a unit is larger than every budget")
+    refiner = Refiner(rank, units.cost, units.tokens, np.zeros(len(units), np.int64), budgets, 1, fills=False)
+    refiner.run(tries(len(units)), GOAL / 10)
+    rank = refiner.bins[: len(units)]
     bins = np.empty(len(units), np.int64)
-    counts = np.zeros(budgets.size, np.int64)
-    for r in range(budgets.size):
-        for bucket in np.unique(units.buckets[rank == r]):
-            mine = np.flatnonzero((rank == r) & (units.buckets == bucket))
-            inside = packing.open_bins(units.tokens[mine], int(budgets[r]))
-            bins[mine] = counts.sum() + inside
+    counts = np.zeros(ranks, np.int64)
+    for r in range(ranks):
+        mine = np.flatnonzero(rank == r)
+        for bucket in np.unique(units.buckets[mine]):
+            some = mine[units.buckets[mine] == bucket]
+            inside = packing.open_bins(units.tokens[some], int(budgets[r]))
+            bins[some] = counts.sum() + inside
             counts[r] += int(inside.max()) + 1
     return Layout(bins, counts)
 
 
-def assign_ranks(cost: Floats, tokens: Ints, budgets: Ints) -> Ints:
-    """Rank of each unit: heaviest first onto the least loaded rank whose budget holds it."""
-    load = np.zeros(budgets.size)
-    out = np.empty(cost.size, np.int64)
-    for u in np.argsort(-cost, kind="stable").tolist():
-        r = int(np.where(budgets >= tokens[u], load, np.inf).argmin())
-        out[u] = r
-        load[r] += cost[u]
-    return out
-
-
-def by_micro(units: Units, budgets: Ints) -> Layout:
-    """Equal counts on all ranks; buckets planned one after the other."""
+def by_micro(units: Units, budgets: Ints, overhead: float) -> Layout:
+    """Equal counts on all ranks: the number of rows that gives the shortest critical path, refined."""
     ranks = int(budgets.size)
-    parts: list[tuple[Ints, Ints, int]] = []
-    for bucket in np.unique(units.buckets):
-        mine = np.flatnonzero(units.buckets == bucket)
-        row, rank, rows = rows_of(units.cost[mine], units.tokens[mine], budgets)
-        parts.append((mine, row * ranks + rank, rows))
-    total = sum(rows for _, _, rows in parts)
-    bins = np.empty(len(units), np.int64)
-    done = 0
-    for mine, where, rows in parts:
-        bins[mine] = (where % ranks) * total + done + where // ranks
-        done += rows
-    return Layout(bins, np.full(ranks, total))
+    best: tuple[float, Ints, int] | None = None
+    for bins, rows in candidates(units, budgets):
+        path = _path(bins, units.cost, rows, ranks)
+        worth = path * (1.0 + ROW_WORTH * (rows - best[2])) if best else path
+        if best is None or worth + overhead * (rows - best[2]) < best[0]:
+            best = (path, bins, rows)
+    assert best is not None
+    _, bins, rows = best
+    refiner = Refiner(bins, units.cost, units.tokens, units.buckets, budgets, rows)
+    refiner.run(tries(len(units)), GOAL)
+    bins = refiner.bins[: len(units)]
+    return Layout((bins % ranks) * rows + bins // ranks, np.full(ranks, rows))
 
 
-def rows_of(cost: Floats, tokens: Ints, budgets: Ints) -> tuple[Ints, Ints, int]:
-    """(row, rank, rows) of units of one bucket, as few rows as the greedy layouts reach."""
+def candidates(units: Units, budgets: Ints) -> list[tuple[Ints, int]]:
+    """Greedy layouts (bins, rows) with rising numbers of rows."""
     ranks = int(budgets.size)
-    rows = max(1, -(-int(tokens.sum()) // int(budgets.sum())))
-    while True:
-        caps = np.repeat(budgets, rows)
-        bins = packing.lightest_fit(cost, tokens, caps)
-        if bins is None:
-            bins = packing.best_fit(tokens, caps)
+    if int(units.buckets.min()) != int(units.buckets.max()):
+        return [bucketed(units, budgets)]
+    fewest = max(1, -(-int(units.tokens.sum()) // int(budgets.sum())))
+    found: list[tuple[Ints, int]] = []
+    for rows in count(fewest):
+        bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
         if bins is not None:
-            break
-        rows += 1
-    rank, slot = bins // rows, bins % rows
-    weight = np.bincount(bins, cost, minlength=ranks * rows)
-    for cap in np.unique(budgets):
-        same = np.flatnonzero(budgets == cap)
-        numbers = (same[:, None] * rows + np.arange(rows)).reshape(-1)
-        order = numbers[np.argsort(-weight[numbers], kind="stable")]
-        new = np.empty(ranks * rows, np.int64)
-        new[order] = np.arange(order.size)
-        chosen = np.isin(bins, numbers)
-        rank[chosen] = same[new[bins[chosen]] % same.size]
-        slot[chosen] = new[bins[chosen]] // same.size
-    return slot, rank, rows
+            found.append((bins, rows))
+            if len(found) == 2 or rows * ranks > len(units):
+                break
+    even = -(-int(units.tokens.sum()) // (ranks * int(budgets.min())))
+    if even > found[-1][1]:
+        for rows in {even, even + 1, (found[-1][1] + even) // 2}:
+            bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
+            if bins is not None:
+                found.append((bins, rows))
+    return found
+
+
+def bucketed(units: Units, budgets: Ints) -> tuple[Ints, int]:
+    """Rows whose bins hold one bucket each; buckets are laid out one by one and their bins dealt out together."""
+    ranks = int(budgets.size)
+    names = np.unique(units.buckets)
+    parts = [np.flatnonzero(units.buckets == name) for name in names]
+    if int(budgets.min()) != int(budgets.max()):
+        return _stacked(units, parts, budgets)
+    cap = int(budgets[0])
+    needs = [int(packing.open_bins(units.tokens[p], cap).max()) + 1 for p in parts]
+    rows = -(-sum(needs) // ranks)
+    weight = [float(units.cost[p].sum()) for p in parts]
+    for _ in range(rows * ranks - sum(needs)):
+        heaviest = max(range(len(parts)), key=lambda b: weight[b] / needs[b] if needs[b] < parts[b].size else -1.0)
+        needs[heaviest] += 1
+    bins = np.empty(len(units), np.int64)
+    first = 0
+    for part, need in zip(parts, needs, strict=True):
+        caps = np.full(need, cap)
+        inside = packing.lightest_fit(units.cost[part], units.tokens[part], caps)
+        if inside is None:
+            inside = packing.open_bins(units.tokens[part], cap)
+        bins[part] = first + inside
+        first += need
+    loads = np.bincount(bins, units.cost, minlength=rows * ranks).astype(np.float64)
+    return packing.deal(loads, budgets)[bins], rows
+
+
+def _stacked(units: Units, parts: list[Ints], budgets: Ints) -> tuple[Ints, int]:
+    """Rows of one bucket each, bucket after bucket."""
+    bins = np.empty(len(units), np.int64)
+    total = 0
+    for part in parts:
+        inside, rows = candidates(
+            Units(units.tokens[part], units.cost[part], np.zeros(part.size, np.int64), part, part), budgets
+        )[0]
+        bins[part] = total * budgets.size + inside
+        total += rows
+    return bins, total
+
+
+def _path(bins: Ints, cost: Floats, rows: int, ranks: int) -> float:
+    return float(np.bincount(bins, cost, minlength=rows * ranks).reshape(rows, ranks).max(1).sum())

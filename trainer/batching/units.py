@@ -47,6 +47,11 @@ class Units:
         return int(self.tokens.size)
 
 
+def subset(cargo: Cargo, which: Ints) -> Cargo:
+    """The sequences ``which`` of ``cargo``, in that order."""
+    return Cargo(cargo.lengths[which], cargo.prompts[which], cargo.groups[which], cargo.buckets[which], cargo.shared)
+
+
 def singles(cargo: Cargo, cost: CostModel) -> Units:
     """One unit per sequence."""
     n = cargo.lengths.size

@@ -1,0 +1,106 @@
+"""The cost model measured: robust least squares from (micro-batch, seconds)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from trainer.batching.cost import CostModel, Floats
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A cost model in seconds and how well it explains what was measured."""
+
+    cost: CostModel
+    error: float
+    """Median of |predicted - measured| / measured over the micro-batches."""
+    samples: int
+
+    def metrics(self, predicted: CostModel) -> dict[str, float]:
+        """Both models for the log: tokens at which attention costs as much as the rest, predicted and measured."""
+        return {
+            "cost/us_per_token": self.cost.linear * 1e6,
+            "cost/ps_per_token_squared": self.cost.quadratic * 1e12,
+            "cost/overhead_ms": self.cost.overhead * 1e3,
+            "cost/relative_error": self.error,
+            "cost/break_even_tokens_measured": self.cost.ratio if self.cost.quadratic else 0.0,
+            "cost/break_even_tokens_predicted": predicted.ratio if predicted.quadratic else 0.0,
+        }
+
+
+def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Calibration | None:
+    """Fit ``seconds = linear * tokens + quadratic * squares + overhead`` with no negative coefficient.
+
+    One entry per measured micro-batch: tokens held, sum of squared lengths (:meth:`Plan.squares`), seconds. Errors are
+    relative, and Huber's weights (k = 1.345 robust deviations; Huber 1964) keep a stalled micro-batch from bending
+    the curve. None until three micro-batches of two different sizes are known.
+    """
+    t, q, s = (np.asarray(x, np.float64).reshape(-1) for x in (tokens, squares, seconds))
+    known = (t > 0) & (s > 0) & np.isfinite(s)
+    t, q, s = t[known], q[known], s[known]
+    if t.size < 3 or np.unique(t).size < 2:
+        return None
+    features = np.stack([t, q, np.ones_like(t)], axis=1) / s[:, None]
+    scale = np.abs(features).max(axis=0)
+    features = features / scale
+    weights = np.ones_like(s)
+    fit = np.zeros(3)
+    for _ in range(20):
+        new = _non_negative(features, weights)
+        off = np.abs(features @ new - 1.0)
+        spread = 1.4826 * float(np.median(off))
+        done = bool(np.allclose(new, fit, rtol=1e-6, atol=0.0))
+        fit = new
+        if done or spread < 1e-12:
+            break
+        weights = np.minimum(1.0, 1.345 * spread / np.maximum(off, 1e-300))
+    linear, quadratic, overhead = (float(x) for x in fit / scale)
+    error = float(np.median(np.abs(features @ fit - 1.0)))
+    return Calibration(CostModel(linear, quadratic, overhead, "seconds"), error, int(s.size))
+
+
+def _non_negative(features: Floats, weights: Floats) -> Floats:
+    """Weighted least squares of ``features @ x = 1`` over x >= 0: the best of the 7 sets of free coefficients."""
+    root = np.sqrt(weights)
+    best, lowest = np.zeros(3), np.inf
+    for size in (1, 2, 3):
+        for free in combinations(range(3), size):
+            part = features[:, free] * root[:, None]
+            x = np.linalg.lstsq(part, root, rcond=None)[0]
+            if (x < 0).any():
+                continue
+            loss = float(((part @ x - root) ** 2).sum())
+            if loss < lowest * (1.0 - 1e-9):
+                lowest = loss
+                best = np.zeros(3)
+                best[list(free)] = x
+    return best
+
+
+class Calibrator:
+    """The last ``window`` measured micro-batches of one pass, and the fit over them."""
+
+    def __init__(self, window: int = 1024) -> None:
+        self._seen: deque[tuple[float, float, float]] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, tokens: float, squares: float, seconds: float) -> None:
+        """One micro-batch: tokens held, sum of squared lengths, time in seconds. Fillers (no tokens) are left out."""
+        if tokens > 0:
+            self._seen.append((float(tokens), float(squares), float(seconds)))
+
+    def samples(self) -> Floats:
+        """float64 [micro-batches, 3]: tokens, squares, seconds."""
+        return np.array(self._seen, np.float64).reshape(-1, 3)
+
+    def fit(self) -> Calibration | None:
+        """The fit over the window, or None while too little is known."""
+        seen = self.samples()
+        return calibrate(seen[:, 0], seen[:, 1], seen[:, 2])
