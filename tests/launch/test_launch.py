@@ -90,7 +90,10 @@ def test_the_failing_ranks_error_is_last_on_the_screen(tmp_path: Path, failing: 
     assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
     assert f"Rank {failing} failed first: exit code 1." in out
     assert "Connection closed by peer" not in out
-    assert "the tensor is on fire" in (tmp_path / "logs" / "attempt_1" / f"rank_{failing}.log").read_text()
+    logs = tmp_path / "logs" / "attempt_1"
+    assert "the tensor is on fire" in (logs / f"rank_{failing}.log").read_text()
+    assert "Connection closed by peer" in (logs / f"rank_{1 - failing}.log").read_text()
+    assert not list(logs.glob("*.error"))
 
 
 def test_wrong_input_is_one_message_and_exit_code_2(tmp_path: Path) -> None:

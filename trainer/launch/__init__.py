@@ -47,7 +47,7 @@ def run(config: object, run_dir: Path, ranks: int) -> int:
         if verdict.failed is None:
             return verdict.code
         failed = children[verdict.failed]
-        text = error_of(failed.log, failed.error_file)
+        text = [error_of(c.log, c.error_file) for c in children][failed.rank]  # of all: each goes to its rank's log
         if turn + 1 < PORT_TRIES and is_port_clash(text):
             screen.line("The port for the ranks' meeting was taken by another program; trying the next one.")
             continue
