@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trainer.config.places import conf_dir
+
 OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
 """Groups in which the user may put any key."""
-NOT_SETTINGS = ("defaults", "hydra")
-"""Top-level keys of a Hydra file that are no settings of a run."""
+NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
+"""Top-level keys of a Hydra file that are no settings of a run: Hydra's own, and those that only ``jobs`` reads."""
 
 
 def twice(budget: Any) -> Any:
@@ -24,13 +25,6 @@ def twice(budget: Any) -> Any:
 
 
 OmegaConf.register_new_resolver("twice", twice, replace=True)
-
-
-def conf_dir() -> Path:
-    """The Hydra tree: inside an installed package, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "conf"
-    return installed if (installed / "config.yaml").is_file() else package.parent / "conf"
 
 
 @lru_cache(maxsize=1)
@@ -97,5 +91,3 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(written(item) for item in value) + "]"
     return str(value)
-
-

@@ -124,5 +124,3 @@ class Ref(Section):
     """Most tokens of a forward-only micro-batch of a rank."""
     log_prob_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
-
-

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from trainer.config import keys, verl
 from trainer.config.checks import cross_checks
-from trainer.config.problems import raise_all, unknown_key, wrong_value
+from trainer.config.expected import wrong_value
+from trainer.config.problems import raise_all, unknown_key
 from trainer.config.schema import Config
 from trainer.errors import UserError
 

@@ -1,0 +1,33 @@
+"""``python -m trainer``: compose the settings, check them, freeze them, run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from trainer.config.cli import help_text
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        sys.stdout.write(help_text())
+        return 0
+    from trainer.config.entry import compose_and  # Hydra from here on
+
+    return compose_and(run_one, sys.argv[1:])
+
+
+def run_one(settings: Any) -> int:
+    """One run: settings as Hydra composed them."""
+    from trainer import launch
+    from trainer.config import freeze, load, run_dir_of
+
+    config = load(settings)
+    run_dir = run_dir_of(config)
+    freeze(config, run_dir)
+    return launch.run(config, run_dir, ranks=config.trainer.n_gpus_per_node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

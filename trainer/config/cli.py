@@ -1,0 +1,80 @@
+"""The command line's own words: help, and errors as one message."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from trainer.errors import EXIT_USER, UserError
+
+HELP = """\
+Plimsoll: reinforcement-learning post-training of language models. Every GPU is loaded up to its line of tokens,
+never over it.
+
+  python -m trainer [KEY=VALUE ...]        one run on this machine
+  python -m trainer -m KEY=A,B ...         a sweep on Slurm
+  python -m trainer.plan [KEY=VALUE ...]   what a run would need, before it starts
+
+Examples
+  python -m trainer experiment=demo_grpo
+  python -m trainer experiment=demo_sft trainer.n_gpus_per_node=2
+  python -m trainer experiment=gsm8k data.train_files=train.jsonl data.val_files=test.jsonl
+  python -m trainer -m experiment=demo_grpo actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096,8192
+  python -m trainer -m experiment=demo_grpo 'actor_rollout_ref.actor.bucket_boundaries=[64,256],[64,256,1024]'
+  python -m trainer --config-path RUN_FOLDER --config-name config trainer.default_local_dir=OTHER   repeat a run
+
+Groups of settings (GROUP=NAME)
+{groups}
+
+Keys most used (docs/config.md has all; verl's names)
+  trainer.mode                                        sft or rl
+  data.train_files, data.val_files, data.task         what to learn from: files, or a built-in task
+  data.train_batch_size                               prompts or samples of an iteration
+  actor_rollout_ref.model.path                        folder, hub id, builtin:tiny or builtin:smollm2
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu   the load line: most tokens of a micro-batch of a rank
+  actor_rollout_ref.actor.ppo_mini_batch_size         prompts or samples of an optimizer step
+  actor_rollout_ref.actor.optim.lr                    learning rate
+  actor_rollout_ref.rollout.n                         responses of a prompt
+  algorithm.adv_estimator                             estimator of the advantages
+  trainer.n_gpus_per_node, trainer.nnodes             ranks
+  trainer.total_training_steps                        length of the run
+  trainer.default_local_dir                           run folder; the same command continues the run in it
+
+Options
+  --help                    this text
+  --cfg job --resolve       show the settings and stop
+  -m, --multirun            sweep
+  --config-path, --config-name, --config-dir   settings from elsewhere
+  --hydra-help              options of Hydra
+
+Exit codes: 0 finished, 2 wrong input (one message says what to type), 85 saved and wants to go on, 77 unfit node.
+HYDRA_FULL_ERROR=1 shows tracebacks.
+"""
+
+
+def help_text() -> str:
+    """What ``--help`` says. Reads the names of the groups from ``conf``, imports neither Hydra nor torch."""
+    from trainer.config.places import conf_dir, config_groups
+
+    rows = [f"  {group:<12}{', '.join(names)}" for group, names in sorted(config_groups([conf_dir()]).items())]
+    return HELP.format(groups="\n".join(row for row in rows if not row.lstrip().startswith("hydra/")))
+
+
+def complain(error: BaseException) -> int:
+    """Show ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the exit code."""
+    sys.stdout.flush()
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    sys.stderr.write(f"Error: {message_of(error)}\n")
+    return EXIT_USER
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an error: a UserError's own, Hydra's with what lies beneath it."""
+    if isinstance(error, UserError):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.__cause__ is not None:
+        lines += [str(error.__cause__).splitlines()[0]]
+    return "; ".join(dict.fromkeys(lines))
