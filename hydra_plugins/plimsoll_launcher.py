@@ -1,0 +1,51 @@
+"""What Hydra finds: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`, imported when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from jobs.options import LocalOptions, SlurmOptions
+
+
+class _PlimsollLauncher(Launcher):
+    kind = ""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.config: DictConfig | None = None
+        self.context: HydraContext | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Hydra's first call. The task function is not used: a job runs the frozen config, not this process's code."""
+        self.config, self.context = config, hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Hydra's second call: plan, check and start the jobs."""
+        from jobs.hydra_entry import launch
+
+        assert self.config is not None and self.context is not None
+        return launch(self.kind, self.settings, self.config, self.context, job_overrides, initial_job_idx)
+
+
+class SlurmLauncher(_PlimsollLauncher):
+    """``hydra/launcher=slurm``: one Slurm array per resource shape."""
+
+    kind = "slurm"
+
+
+class LocalLauncher(_PlimsollLauncher):
+    """``hydra/launcher=local``: the same payload as processes of this machine."""
+
+    kind = "local"
+
+
+_store = ConfigStore.instance()
+_store.store(group="hydra/launcher", name="slurm", node=SlurmOptions, provider="plimsoll")
+_store.store(group="hydra/launcher", name="local", node=LocalOptions, provider="plimsoll")

@@ -1,0 +1,59 @@
+"""The ledger: one line per launch of a run, before and after sbatch: nothing submitted is ever unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.records import append_lines, read_lines
+
+PLANNED, SUBMITTED = "planned", "submitted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run as it was launched."""
+
+    name: str
+    """``SWEEP/INDEX``, what the command line calls the run."""
+    sweep: str
+    run: str
+    signature: str
+    overrides: tuple[str, ...]
+    shape: str
+    gpus: int
+    launch: str
+    """One launch command; a resubmit is another launch."""
+    phase: str = PLANNED
+    job: str = ""
+    """``ARRAY_INDEX`` of Slurm, or ``local``."""
+    script: str = ""
+    """The batch folder, from which a resubmit takes its script."""
+    time: float = 0.0
+
+
+def note(path: Path, entries: Iterable[Entry]) -> None:
+    """Append entries with one write."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    append_lines(path, [asdict(entry) for entry in entries])
+
+
+def read(path: Path) -> list[Entry]:
+    """The newest entry of every run, in the order of their first launch."""
+    newest: dict[str, Entry] = {}
+    known = set(Entry.__dataclass_fields__)
+    for line in read_lines(path):
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in known}
+        try:
+            entry = Entry(**values)
+        except TypeError:
+            continue  # a line of another version
+        newest[entry.run] = entry
+    return list(newest.values())
+
+
+def submitted(entry: Entry, job: str, now: float) -> Entry:
+    """The entry once sbatch has answered."""
+    return replace(entry, phase=SUBMITTED, job=job, time=now)

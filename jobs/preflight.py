@@ -1,0 +1,129 @@
+"""What can be known to fail before it is submitted. Every problem of a sweep is reported at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.options import SlurmOptions
+from jobs.plan import Plan
+from jobs.shape import Shape
+from jobs.slurm import Slurm
+from jobs.snapshot import image_digest
+from trainer.errors import UserError, nearest
+
+BYTES_PER_PARAMETER = 16
+"""Checkpoint of mixed-precision Adam: bf16 weights, fp32 master weights and two moments, rounded up (14 to 16)."""
+
+
+def problems_of(plan: Plan, options: SlurmOptions, slurm: Slurm) -> list[str]:
+    """Messages for all that the site or the folders would refuse; empty when the plan can go."""
+    found: list[str] = []
+    partitions = slurm.partitions()
+    for shape in {batch.shape: None for batch in plan.batches}:
+        found += _site_problems(shape, options, slurm, partitions)
+    for job in plan.jobs:
+        found += folder_problems(job.run, job.shape.cluster.local_folders)
+        found += grace_problems(job.config, job.shape, options)
+    return list(dict.fromkeys(found))
+
+
+def _site_problems(shape: Shape, options: SlurmOptions, slurm: Slurm, partitions: list[str]) -> list[str]:
+    partition = options.partition or shape.cluster.partition
+    found: list[str] = []
+    if partition and partitions and any(one not in partitions for one in partition.split(",")):
+        return [
+            f"partition '{partition}' is not known to Slurm{nearest(partition, partitions)}; it has "
+            f"{', '.join(partitions)}. Set cluster.partition or hydra.launcher.partition."
+        ]
+    if shape.gpus_per_node:
+        most = slurm.gpus_per_node(partition)
+        if most is not None and shape.gpus_per_node > most:
+            found.append(
+                f"trainer.n_gpus_per_node={shape.gpus_per_node}, but the nodes of partition '{partition or 'default'}' "
+                f"have {most} GPUs; use at most that and more trainer.nnodes."
+            )
+    limit = slurm.partition_seconds(partition, "MaxTime")
+    if limit is not None and options.timeout_min * 60 > limit:
+        found.append(
+            f"hydra.launcher.timeout_min={options.timeout_min} is above the partition's MaxTime of {limit // 60} min."
+        )
+    return found + derived_problems(shape, options) + _image_problems(shape)
+
+
+def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:
+    """Sizes given a second time under ``hydra.launcher`` must agree with the config's own."""
+    own = {"nodes": shape.nodes, "tasks_per_node": shape.ranks_per_node, "gpus_per_node": shape.gpus_per_node}
+    key = {"nodes": "trainer.nnodes", "tasks_per_node": "trainer.n_gpus_per_node"}
+    return [
+        f"hydra.launcher.{name}={getattr(options, name)} contradicts "
+        f"{key.get(name, 'trainer.n_gpus_per_node')}={value}; leave it out: it follows from each job's config."
+        for name, value in own.items()
+        if getattr(options, name) not in (None, value)
+    ]
+
+
+def _image_problems(shape: Shape) -> list[str]:
+    container = shape.container
+    if container.runtime != "apptainer" or container.image is None:
+        return []
+    try:
+        digest = image_digest(Path(container.image), cache_file())
+    except UserError as error:
+        return [str(error)]
+    if container.digest and container.digest != digest:
+        return [
+            f"container.image={container.image} has digest {digest}, not container.digest={container.digest}: the "
+            "image was changed. Rebuild it, or set the digest to what is meant."
+        ]
+    return []
+
+
+def cache_file() -> Path:
+    """Where digests of images are remembered."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plimsoll" / "digests.json"
+
+
+def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
+    """A run folder must be writable here and seen by all nodes."""
+    for folder in local_folders:
+        if Path(folder) in run.parents:
+            return [
+                f"the run folder {run} lies in {folder}, which every node has for itself; put hydra.sweep.dir (or "
+                "trainer.default_local_dir) on a shared file system."
+            ]
+    here = run
+    while not here.exists():
+        here = here.parent
+    if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+        return [f"the run folder {run} cannot be written: {here} is not a folder that you may write to."]
+    return []
+
+
+def save_seconds(config: Mapping[str, Any], shape: Shape) -> float:
+    """Predicted time of one checkpoint: parameters x 16 bytes over the site's write bandwidth, s. 0 if unknown."""
+    path = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
+    if not isinstance(path, str) or not Path(path).is_dir():
+        return 0.0
+    weights = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    return weights / 2 * BYTES_PER_PARAMETER / (shape.cluster.write_gb_s * 1e9)
+
+
+def grace_problems(config: Mapping[str, Any], shape: Shape, options: SlurmOptions) -> list[str]:
+    """A checkpoint must fit between the warning and the end."""
+    need = save_seconds(config, shape)
+    found = []
+    if need > options.signal_delay_s:
+        found.append(
+            f"a checkpoint is predicted to take {need:.0f} s (cluster.write_gb_s={shape.cluster.write_gb_s}), but "
+            f"hydra.launcher.signal_delay_s={options.signal_delay_s}; set it to {int(need * 1.5) + 30} or more."
+        )
+    if shape.cluster.grace_s is not None and need > shape.cluster.grace_s:
+        found.append(
+            f"a checkpoint is predicted to take {need:.0f} s, but this site kills a preempted job after "
+            f"cluster.grace_s={shape.cluster.grace_s}; use a partition with a longer GraceTime, or a lower "
+            "trainer.checkpoint.save_freq with qos that isn't preempted."
+        )
+    return found

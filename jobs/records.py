@@ -1,0 +1,90 @@
+"""The files of a run folder that the jobs side writes. Plain JSON, standard library only: also read inside the image.
+
+``job.json``                  how the run was launched (written at submit, replaced by a resubmit)
+``attempts.jsonl``            one line per attempt that has ended
+``logs/attempt_N/begin.json`` written when an attempt starts; the log of every rank lies beside it
+``exit.json``                 left by the trainer: cause, step, attempt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``, or an empty one when there is none or it is torn."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` in one step (a reader sees the old or the new text), readable by its owner alone."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON line, see :func:`append_lines`."""
+    append_lines(path, [value])
+
+
+def append_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append JSON lines with a single write under a lock, so that lines of several writers never mix."""
+    text = "".join(json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n" for value in values).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # some shared file systems have no locks; O_APPEND has to do there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while text:
+            text = text[os.write(descriptor, text) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSON-lines file; a torn last line is skipped."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def attempts(run: Path) -> list[dict[str, Any]]:
+    """The attempts of a run that have ended, oldest first."""
+    return read_lines(run / "attempts.jsonl")
+
+
+def log_folder(run: Path, attempt: int) -> Path:
+    """Where the ranks of an attempt (counted from 1) write."""
+    return run / "logs" / f"attempt_{attempt}"
+
+
+def last_attempt(run: Path) -> int:
+    """The number of the newest attempt that has begun; 0 before the first."""
+    numbers = [int(p.name[8:]) for p in (run / "logs").glob("attempt_*") if p.name[8:].isdigit()]
+    return max(numbers, default=0)

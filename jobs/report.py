@@ -1,0 +1,36 @@
+"""What a plan says of itself on the terminal. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobs.ledger import Entry
+from jobs.plan import Batch, Plan
+
+
+def plan_text(plan: Plan, timeout_min: int, sweep: str) -> str:
+    """One line per array, what is left out and why, and the GPU-hours at most."""
+    lines = [f"sweep {sweep}: {len(plan.jobs)} job(s) in {len(plan.batches)} array(s)"]
+    for batch in plan.batches:
+        shape = batch.shape
+        what = f"{shape.gpus_per_node} GPU(s)" if shape.gpus_per_node else f"{shape.ranks_per_node} rank(s) on CPUs"
+        lines.append(f"  {batch.name}: {len(batch.jobs)} job(s), each {shape.nodes} node(s) x {what}")
+        lines += [
+            f"    {job.index}: {' '.join(job.overrides)}{'  (goes on)' if job.again else ''}" for job in batch.jobs
+        ]
+    lines += [f"  left out {job.index}: {why}" for job, why in plan.skipped]
+    lines.append(f"  at most {plan.gpu_hours(timeout_min):.1f} GPU-hours per attempt (timeout_min={timeout_min})")
+    return "\n".join(lines)
+
+
+def scripts_text(scripts: Sequence[tuple[Batch, str]]) -> str:
+    """The scripts, each under its array's name."""
+    return "\n".join(f"===== {batch.name} =====\n{text}" for batch, text in scripts)
+
+
+def submitted_text(entries: Sequence[Entry]) -> str:
+    """Where to look next."""
+    arrays = sorted({entry.job.split("_")[0] for entry in entries}, key=int)
+    return (
+        f"submitted {len(entries)} job(s) as Slurm array(s) {', '.join(arrays)}; watch them with: python -m jobs status"
+    )

@@ -1,0 +1,121 @@
+"""Slurm's commands, each with a time limit: when slurmctld is gone they hang for minutes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jobs.environment import clean_environment
+from trainer.errors import UserError
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """What Slurm says about one array task."""
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    restarts: int = 0
+
+
+class Slurm:
+    """The client commands; tests put a fake ``sbatch`` and its kin on PATH, so this class has no second form."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run one command. Raises UserError when it is missing or doesn't answer in time."""
+        try:
+            return subprocess.run(
+                [*clean_environment(), *command], capture_output=True, text=True, timeout=self.timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"'{command[0]}' didn't answer within {self.timeout_s:.0f} s: is Slurm's controller up? Try 'sinfo'."
+            ) from None
+
+    def require(self) -> None:
+        """Raises UserError when there is no Slurm on this machine."""
+        missing = [tool for tool in ("sbatch", "squeue", "scontrol", "srun") if shutil.which(tool) is None]
+        if missing:
+            raise UserError(
+                f"There is no '{missing[0]}' on this machine's PATH, so nothing can be submitted to Slurm. "
+                "Log in to the cluster, or run the sweep on this machine with hydra/launcher=local."
+            )
+
+    def max_array_size(self) -> int:
+        """MaxArraySize; Slurm's default of 1001 when it can't be read."""
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config").stdout, re.MULTILINE)
+        return int(found.group(1)) if found else 1001
+
+    def partitions(self) -> list[str]:
+        """Names of the partitions, the default one first."""
+        lines = self.run("sinfo", "-h", "-o", "%P").stdout.split()
+        return [p.rstrip("*") for p in sorted(set(lines), key=lambda p: (not p.endswith("*"), p))]
+
+    def gpus_per_node(self, partition: str | None) -> int | None:
+        """Most GPUs that a node of the partition has; None when Slurm doesn't say."""
+        where = ["-p", partition] if partition else []
+        text = self.run("sinfo", "-h", "-o", "%G", *where).stdout
+        counts = [sum(int(n) for n in re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", line)) for line in text.splitlines()]
+        return max(counts) if counts else None
+
+    def partition_seconds(self, partition: str | None, key: str) -> int | None:
+        """``GraceTime`` or ``MaxTime`` of a partition in seconds; None without a limit."""
+        name = partition or next(iter(self.partitions()), None)
+        if name is None:
+            return None
+        found = re.search(rf"\b{key}=(\S+)", self.run("scontrol", "show", "partition", name).stdout)
+        return seconds(found.group(1)) if found else None
+
+    def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
+        """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all."""
+        arrays = sorted({job.split("_")[0] for job in job_ids if job})
+        if not arrays or shutil.which("squeue") is None:
+            return {}
+        done = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N")
+        rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 5]
+        return {f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows}
+
+    def accounting(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
+        """What sacct remembers of array tasks (their newest attempt)."""
+        arrays = sorted({job.split("_")[0] for job in job_ids if job})
+        if not arrays or shutil.which("sacct") is None:
+            return {}
+        done = self.run("sacct", "-X", "-n", "-P", "-j", ",".join(arrays), "-o", "JobID,State,NodeList,Reason")
+        rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 3]
+        return {row[0]: JobInfo(state=row[1].split(" ")[0], nodes=row[2], reason=row[3]) for row in rows}
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """scancel. Raises UserError with Slurm's words when it refuses."""
+        done = self.run("scancel", *job_ids)
+        if done.returncode:
+            raise UserError(f"scancel refused: {done.stderr.strip()}")
+
+    def test_only(self, script: str) -> str:
+        """What ``sbatch --test-only`` says about a script file. Raises UserError when it would be refused."""
+        done = self.run("sbatch", "--test-only", script)
+        words = (done.stderr or done.stdout).strip()
+        if done.returncode:
+            raise UserError(f"sbatch would refuse this job: {words}")
+        return words
+
+
+def seconds(text: str) -> int | None:
+    """Slurm's times: ``30``, ``10:00``, ``1-00:00:00`` -> s; UNLIMITED, INFINITE, NONE -> None."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return None
+    days, _, rest = text.rpartition("-")
+    total = 0
+    for part in rest.split(":"):
+        total = total * 60 + int(part)
+    if days and rest.count(":") < 2:
+        total *= 60 if rest.count(":") == 1 else 3600
+    return total + 86400 * int(days or 0)

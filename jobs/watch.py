@@ -1,0 +1,54 @@
+"""``wait=true``: a live table until every job has ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from jobs.launch import states_of
+from jobs.ledger import Entry
+from jobs.local import tail_of
+from jobs.plan import COMPLETED, FAILED
+from jobs.slurm import Slurm
+from jobs.table import table_of
+from trainer.errors import UserError
+
+POLL_S = 5.0
+
+
+def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> int:
+    """Block until all runs have ended; then the errors of every failed one on stderr. 1 when one failed, else 0.
+
+    Ends with the terminal only: the jobs go on in Slurm when this process is interrupted.
+    """
+    console = Console()
+    lost: dict[str, int] = {}
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                states = states_of(entries, slurm)
+            except UserError as error:  # Slurm is busy or away: the jobs are not
+                sys.stderr.write(f"{error} Asking again.\n")
+                time.sleep(poll_s)
+                continue
+            live.update(table_of(entries, states), refresh=True)
+            for entry in entries:  # between two attempts a job may be unknown for a moment
+                lost[entry.run] = lost.get(entry.run, 0) + 1 if states[entry.run].state == "LOST" else 0
+            ended = [
+                entry
+                for entry in entries
+                if states[entry.run].state in (COMPLETED, *FAILED) and lost[entry.run] in (0, 3, 4, 5)
+            ]
+            if len(ended) == len(entries):
+                break
+            time.sleep(poll_s)
+    failed = [entry for entry in entries if states[entry.run].state != COMPLETED]
+    for entry in failed:
+        state = states[entry.run]
+        sys.stderr.write(f"{entry.name} {state.state}: {state.reason}\n{tail_of(Path(entry.run))}\n")
+    return 1 if failed else 0

@@ -1,0 +1,62 @@
+"""A rank that keeps the trainer's protocol and trains nothing: steps, a checkpoint, USR2 or TERM -> saved, code 85.
+
+Its "weights" are a hash over all steps, so that an interrupted run equals an uninterrupted one only if no step was lost
+or repeated. Settings come from the config: ``trainer.total_training_steps``, and the experiment's name says what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.05"))
+
+
+def main(run: Path) -> int:
+    asked: list[str] = []
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda n, f: asked.append(signal.Signals(n).name[3:]))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    rank, world = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
+    attempt = int(os.environ.get("PLIMSOLL_ATTEMPT", "1"))
+    name = str(config["trainer"]["experiment_name"])
+    print(f"rank {rank} of {world} attempt {attempt} gpus {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+    if name.startswith("crash"):
+        raise RuntimeError("this job was told to crash")
+    total = int(config["trainer"]["total_training_steps"])
+    saved = run / f"state_{rank}.json"
+    state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weights": ""}
+    while state["step"] < total and not asked:
+        time.sleep(STEP_S)
+        state["step"] += 1
+        state["weights"] = hashlib.sha256(f"{state['weights']}{state['step']}".encode()).hexdigest()
+        if rank == 0:
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": state["step"], "critic/rewards/mean": state["step"] / total}) + "\n")
+        if state["step"] % 10 == 0:
+            _save(saved, state)
+    _save(saved, state)
+    if state["step"] >= total:
+        return 0
+    if rank == 0:
+        note = {"cause": asked[0], "step": state["step"], "attempt": attempt, "time": time.time()}
+        (run / "exit.json").write_text(json.dumps(note))
+    return 85
+
+
+def _save(path: Path, state: dict) -> None:
+    temp = path.with_suffix(".new")
+    temp.write_text(json.dumps(state))
+    temp.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
