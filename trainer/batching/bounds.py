@@ -28,13 +28,13 @@ def bins_bound(tokens: Ints, cap: int) -> int:
     return int(max(best, big, (big + more).max() if thresholds.size else 0))
 
 
-def micro_batches_bound(tokens: Ints, budgets: Ints, *, total: int, sync: str) -> int:
+def micro_batches_bound(tokens: Ints, budgets: Ints, *, total: int) -> int:
     """Fewest micro-batches on the busiest rank. ``total`` counts shared prompts once, ``tokens`` [sequences] never.
 
-    An empty step still runs one micro-batch when every micro-batch synchronises.
+    A rank without sequences still runs one, a filler.
     """
     ranks, cap = int(budgets.size), int(budgets.max())
-    return max(-(-total // int(budgets.sum())), -(-bins_bound(tokens, cap) // ranks), int(sync == "micro"))
+    return max(-(-total // int(budgets.sum())), -(-bins_bound(tokens, cap) // ranks), 1)
 
 
 def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync: str) -> float:

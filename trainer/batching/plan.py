@@ -205,7 +205,7 @@ def weigh_plan(
     if cargo.shared:
         prompts = cargo.prompts[np.unique(cargo.groups, return_index=True)[1]]
         least_tokens, least_cost = least_tokens + int(prompts.sum()), least_cost + float(cost(prompts).sum())
-    fewest = bounds.micro_batches_bound(own, budgets, total=least_tokens, sync=sync)
+    fewest = bounds.micro_batches_bound(own, budgets, total=least_tokens)
     bound = bounds.path_bound(own_cost, own, budgets, total=least_cost, sync=sync)
     return Plan(
         micro_batches=members,

@@ -12,7 +12,7 @@ from trainer.batching.layout import Layout
 from trainer.batching.refine import Refiner
 from trainer.batching.units import Cargo, Units, pieces, singles
 
-ROW_WORTH = 1e-3
+ROW_WORTH = 5e-3
 """One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
 GOAL = 1e-4
 """Refinement stops this close to the perfect split."""
@@ -21,7 +21,7 @@ GOAL = 1e-4
 def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_groups: bool) -> Layout:
     """A layout of ``cargo`` under ``budgets`` for the regime ``sync``."""
     if not cargo.lengths.size:
-        return Layout(np.zeros(0, np.int64), np.full(budgets.size, int(sync == "micro")))
+        return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
     if cargo.shared or keep_groups:
         units = pieces(cargo, cost, cargo.lengths.size, int(budgets.min()))
     else:
@@ -47,7 +47,7 @@ def by_step(units: Units, budgets: Ints) -> Layout:
     refiner.run(tries(len(units)), GOAL / 10)
     rank = refiner.bins[: len(units)]
     bins = np.empty(len(units), np.int64)
-    counts = np.zeros(ranks, np.int64)
+    counts = np.zeros(ranks, np.int64)  # a rank without sequences runs one filler
     for r in range(ranks):
         mine = np.flatnonzero(rank == r)
         for bucket in np.unique(units.buckets[mine]):
@@ -55,6 +55,7 @@ def by_step(units: Units, budgets: Ints) -> Layout:
             inside = packing.open_bins(units.tokens[some], int(budgets[r]))
             bins[some] = counts.sum() + inside
             counts[r] += int(inside.max()) + 1
+        counts[r] = max(counts[r], 1)
     return Layout(bins, counts)
 
 
