@@ -8,7 +8,7 @@ import wandb
 from tests.tracking.wandb_file import history, only
 from trainer.tracking.jsonl import MetricsFile
 from trainer.tracking.rebuild import main, rebuild
-from trainer.tracking.wandb_run import persistent_run_id
+from trainer.tracking.wandb_run import Identity, stored_identity
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_wandb_run_comes_back_from_the_record(run: Path) -> None:
     folder, steps, run_id = rebuild(run)
     assert folder is not None and steps == 3
-    assert run_id == persistent_run_id(run)
+    assert stored_identity(run) == Identity(run_id, "plim", "best", None)
     rows = [{k: v for k, v in row.items() if not k.startswith("_")} for row in history(folder)]
     assert rows == [
         {"training/global_step": 0, "val/reward": 0.1},
@@ -43,10 +43,12 @@ def test_the_wandb_run_comes_back_from_the_record(run: Path) -> None:
 
 
 def test_a_new_id_leaves_the_runs_own_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = persistent_run_id(run)
+    (run / "wandb.json").write_text('{"id": "abcdefgh", "project": "p", "name": "n", "group": "sweep-1"}')
     assert main([str(run), "--new-id"]) == 0
     out = capsys.readouterr().out
-    assert own not in out and "wandb sync" in out and persistent_run_id(run) == own
+    assert "abcdefgh" not in out and "wandb sync" in out and stored_identity(run).id == "abcdefgh"
+    (folder,) = (run / "wandb_rebuilt" / "wandb").glob("offline-run-*")
+    assert only(folder, "run").run_group == "sweep-1"
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

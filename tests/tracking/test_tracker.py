@@ -10,6 +10,7 @@ import torch
 from tests.tracking.wandb_file import history, only
 from trainer.errors import UserError
 from trainer.tracking import Tracker
+from trainer.tracking.health import Watermarks
 from trainer.tracking.jsonl import TIMING_PREFIXES, read_metrics
 
 
@@ -87,12 +88,12 @@ def test_generations_are_kept_a_file_a_step(tmp_path: Path) -> None:
 
 
 def test_a_hint_comes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = make(tmp_path, num_workers=2)
+    tracker = make(tmp_path, num_workers=1, watermarks=Watermarks(worker_share=1.0))
     for step in range(1, 10):
         tracker.log(step, {"timing/step": 1.0, "timing/data_wait": 0.5})
     tracker.close(0)
     out = capsys.readouterr().out
-    assert out.count("[HINT]") == 1 and "data.num_workers (now 2)" in out
+    assert out.count("[HINT]") == 1 and "data.num_workers (now 1)" in out
 
 
 def test_an_unknown_logger_and_an_unwritable_folder_are_the_users_to_mend(tmp_path: Path) -> None:
@@ -103,3 +104,17 @@ def test_an_unknown_logger_and_an_unwritable_folder_are_the_users_to_mend(tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"trainer\.default_local_dir"):
         make(tmp_path / "file")
+
+
+def test_too_many_workers_are_said_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, num_workers=10_000).close(0)
+    assert "[HINT] data.num_workers=10000 on 1 rank(s)" in capsys.readouterr().out
+
+
+def test_one_logger_may_be_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = Tracker(
+        tmp_path, {}, rank=0, loggers="console", project="p", name="n", group=None, total_steps=1, mode="offline"
+    )
+    tracker.log(1, {"a": 1})
+    tracker.close(0)
+    assert capsys.readouterr().out == "step:1/1 - a:1\n"

@@ -12,7 +12,7 @@ import wandb
 
 from tests.tracking.wandb_file import history, kind_of, only, records
 from trainer.tracking import wandb_run
-from trainer.tracking.wandb_run import WandbRun, choose_mode, persistent_run_id, without_secrets
+from trainer.tracking.wandb_run import WandbRun, choose_mode, persistent_identity, stored_identity, without_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,10 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def start(folder: Path, mode: str = "offline") -> WandbRun:
     return WandbRun(
-        folder, {"trainer": {"seed": 7}, "api_key": "abc"}, project="plim", name="first", group="sweep-1", mode=mode
+        folder,
+        {"trainer": {"seed": 7}, "api_key": "abc"},
+        identity=persistent_identity(folder, "plim", "first", "sweep-1"),
+        mode=mode,
     )
 
 
@@ -47,7 +50,7 @@ def test_attempts_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
         assert [r["training/global_step"] for r in rows] == steps
         assert [r["reward/mean"] for r in rows] == [s / 10 for s in steps]
         run_record = only(folder, "run")
-        assert run_record.run_id == persistent_run_id(tmp_path)
+        assert run_record.run_id == stored_identity(tmp_path).id
         assert (run_record.project, run_record.run_group, run_record.display_name) == ("plim", "sweep-1", "first")
         assert only(folder, "exit").exit_code == code
         axes = [
@@ -72,12 +75,12 @@ def test_generations_are_a_table(tmp_path: Path) -> None:
 
 def test_the_run_id_is_on_disk_before_the_client_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(**arguments: object) -> None:
-        assert (tmp_path / wandb_run.RUN_ID_FILE).read_text().strip() == arguments["id"]
+        assert stored_identity(tmp_path).id == arguments["id"]
         raise RuntimeError("killed during init")
 
     monkeypatch.setattr(wandb, "init", die)
     first = start(tmp_path)
-    assert first.folder is None and first.run_id == persistent_run_id(tmp_path)
+    assert first.folder is None and first.identity == stored_identity(tmp_path)
 
 
 def test_no_server_means_offline_soon(
@@ -98,8 +101,8 @@ SERVICE_DIES = """
 import sys, time
 from pathlib import Path
 import psutil
-from trainer.tracking.wandb_run import WandbRun
-run = WandbRun(Path(sys.argv[1]), {}, project="p", name="n", group=None, mode="offline")
+from trainer.tracking.wandb_run import Identity, WandbRun
+run = WandbRun(Path(sys.argv[1]), {}, identity=Identity("abcdefgh", "p", "n", None), mode="offline")
 services = psutil.Process().children(recursive=True)
 assert services
 for service in services:
@@ -156,3 +159,13 @@ def test_disabled_is_off(tmp_path: Path) -> None:
     run.log(1, {"a": 1})
     run.finish(0)
     assert not (tmp_path / "wandb").exists()
+
+
+def test_a_sweeps_group_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_GROUP", "sweep-7")
+    first = persistent_identity(tmp_path, "p", "n", None)
+    monkeypatch.delenv("WANDB_RUN_GROUP")
+    assert first.group == "sweep-7" and persistent_identity(tmp_path, "p", "n", None) == first
+    assert (tmp_path / "wandb.json").stat().st_mode & 0o077 == 0
+    (tmp_path / "wandb.json").write_text('{"id": "ab')
+    assert stored_identity(tmp_path) is None

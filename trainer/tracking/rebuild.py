@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from trainer.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.tracking.jsonl import METRICS_FILE, by_step
-from trainer.tracking.wandb_run import WandbRun, persistent_run_id, random_run_id
+from trainer.tracking.wandb_run import WandbRun, persistent_identity, random_run_id
 
 
 def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tuple[Path | None, int, str]:
@@ -32,22 +33,26 @@ def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tup
     config: dict[str, Any] = yaml.safe_load(config_path.read_text()) or {}
     trainer: dict[str, Any] = config.get("trainer") or {}
     steps = by_step(record)
-    run_id = random_run_id() if new_id else persistent_run_id(run_dir)
+    identity = persistent_identity(
+        run_dir,
+        str(trainer.get("project_name") or "plimsoll"),
+        str(trainer.get("experiment_name") or run_dir.name),
+        None,
+    )
+    if new_id:
+        identity = replace(identity, id=random_run_id())
     view = WandbRun(
         run_dir,
         config,
-        project=str(trainer.get("project_name") or "plimsoll"),
-        name=str(trainer.get("experiment_name") or run_dir.name),
-        group=trainer.get("group_name"),
+        identity=identity,
         mode="online" if online else "offline",
-        run_id=run_id,
         folder=_fresh_folder(run_dir),
     )
     folder = view.folder
     for step, metrics in steps.items():
         view.log(step, {k: v for k, v in metrics.items() if k not in ("step", "time")})
     view.finish(0)
-    return folder, len(steps), run_id
+    return folder, len(steps), identity.id
 
 
 def _fresh_folder(run_dir: Path) -> Path:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.environment import available_cores, rank_from_environment
 from trainer.errors import UserError, nearest
 from trainer.tracking.console import Display, make_display
-from trainer.tracking.health import Health, Watermarks
+from trainer.tracking.health import Health, Watermarks, workers_hint
 from trainer.tracking.jsonl import METRICS_FILE, MetricsFile, to_plain
-from trainer.tracking.wandb_run import MODES, WandbRun
+from trainer.tracking.wandb_run import MODES, WandbRun, persistent_identity
 
 LOGGERS = ("console", "wandb", "jsonl")
 """``jsonl`` is always on and may be named."""
@@ -28,7 +29,7 @@ class Tracker:
         config: Mapping[str, Any],
         *,
         rank: int,
-        loggers: Sequence[str],
+        loggers: str | Sequence[str],
         project: str,
         name: str,
         group: str | None,
@@ -43,6 +44,7 @@ class Tracker:
         ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown logger or mode and
         for a run folder that can't be written.
         """
+        loggers = [loggers] if isinstance(loggers, str) else list(loggers)
         check_loggers(loggers, mode)
         self._active = rank == 0
         if not self._active:
@@ -56,9 +58,13 @@ class Tracker:
                 "folder that is yours and has space."
             ) from error
         self._display: Display | None = make_display(total_steps, steps_done) if "console" in loggers else None
-        self._health = Health(watermarks or Watermarks(), num_workers=num_workers)
+        marks = watermarks or Watermarks()
+        self._health = Health(marks, num_workers=num_workers)
+        ranks, cores = rank_from_environment().local_world_size, available_cores()
+        if num_workers and (hint := workers_hint(num_workers, ranks, cores, marks)) is not None:
+            self.message(f"[HINT] {hint}")
         self._wandb = (
-            WandbRun(run_dir, config, project=project, name=name, group=group, mode=mode)
+            WandbRun(run_dir, config, identity=persistent_identity(run_dir, project, name, group), mode=mode)
             if "wandb" in loggers
             else None
         )

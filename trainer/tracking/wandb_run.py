@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import netrc
 import os
 import secrets
@@ -11,32 +12,53 @@ import string
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 STEP_AXIS = "training/global_step"
-RUN_ID_FILE = "wandb_run_id"
+IDENTITY_FILE = "wandb.json"
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 120.0
 _SECRETS = ("api_key", "password", "secret", "secret_key", "access_key", "hf_token", "auth_token", "access_token")
 
 
-def persistent_run_id(run_dir: Path) -> str:
-    """The run's id, the same in every attempt: read from the run folder, or made and written there before any init."""
-    path = run_dir / RUN_ID_FILE
-    with contextlib.suppress(FileNotFoundError):
-        if found := path.read_text().strip():
-            return found
-    new = random_run_id()
-    fd, temporary = tempfile.mkstemp(dir=run_dir, prefix=RUN_ID_FILE)
+@dataclass(frozen=True)
+class Identity:
+    """What makes several attempts one run for W&B; kept in ``<run>/wandb.json``."""
+
+    id: str
+    project: str
+    name: str
+    group: str | None
+
+
+def persistent_identity(run_dir: Path, project: str, name: str, group: str | None) -> Identity:
+    """The run's identity: that of its first attempt, or a new one, written down before any init.
+
+    Without ``group``, WANDB_RUN_GROUP (a sweep sets it) is the group.
+    """
+    path = run_dir / IDENTITY_FILE
+    if (found := stored_identity(run_dir)) is not None:
+        return found
+    new = Identity(random_run_id(), project, name, group or os.environ.get("WANDB_RUN_GROUP"))
+    fd, temporary = tempfile.mkstemp(dir=run_dir, prefix=IDENTITY_FILE)
     with open(fd, "w") as file:
-        file.write(new + "\n")
+        json.dump(asdict(new), file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     return new
+
+
+def stored_identity(run_dir: Path) -> Identity | None:
+    """What ``<run>/wandb.json`` says; None when it isn't there or was cut short."""
+    try:
+        return Identity(**json.loads((run_dir / IDENTITY_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def random_run_id() -> str:
@@ -116,26 +138,20 @@ class WandbRun:
         run_dir: Path,
         config: Mapping[str, Any],
         *,
-        project: str,
-        name: str,
-        group: str | None,
+        identity: Identity,
         mode: str = "auto",
-        run_id: str | None = None,
         folder: Path | None = None,
     ) -> None:
         """``folder``: where the attempt's ``wandb/`` folder goes (the run folder unless told)."""
         self._run: Any = None
-        self.run_id = run_id or persistent_run_id(run_dir)
+        self.identity = identity
         self.mode = choose_mode(mode, os.environ, is_reachable, default_base_url)
         self.url: str | None = None
         if self.mode == "disabled":
             return
         arguments: dict[str, Any] = {
             "dir": str(folder or run_dir),
-            "id": self.run_id,
-            "project": project,
-            "name": name,
-            "group": group,
+            **asdict(identity),
             "config": without_secrets(config),
         }
         if self.mode == "online" and not self._init(arguments, "online"):
