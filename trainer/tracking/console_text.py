@@ -12,7 +12,6 @@ HEADLINE = (
     "val/reward/mean",
     "val/reward",
     "train/loss",
-    "sft/loss",
     "actor/loss",
     "actor/pg_loss",
     "val/loss",

@@ -15,7 +15,7 @@ from trainer.tracking.jsonl import METRICS_FILE, by_step
 
 TRAIN_REWARD = ("reward/mean", "critic/rewards/mean", "critic/score/mean")
 VAL_REWARD = ("val/reward/mean", "val/reward")
-TRAIN_LOSS = ("train/loss", "sft/loss", "actor/loss", "actor/pg_loss")
+TRAIN_LOSS = ("train/loss", "actor/loss", "actor/pg_loss")
 VAL_LOSS = ("val/loss",)
 MICRO_BATCH = "batch/micro_batch_tokens"
 BUDGET = "batch/budget"

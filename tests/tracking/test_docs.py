@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+
+from tests.tracking.documented import DOC, undocumented
+from trainer.batching import plan
+from trainer.tracking.jsonl import TIMING_PREFIXES
+from trainer.tracking.perf import memory_metrics, stowage_metrics, throughput_metrics
+from trainer.tracking.pictures import BUDGET, TRAIN_LOSS, TRAIN_REWARD, VAL_LOSS, VAL_REWARD
+from trainer.tracking.timers import Timers
+
+
+def test_every_name_made_here_is_explained() -> None:
+    timers = Timers()
+    timers.add("update_actor", 1.0)
+    keys = (
+        set(timers.end_step())
+        | set(throughput_metrics(1, 1.0, 1, flops=1.0, peak=1.0))
+        | set(memory_metrics(torch.device("cpu")))
+        | set(stowage_metrics([1], 2))
+        | set(plan([3, 2, 2], 4, 1).metrics())
+        | {BUDGET, *TRAIN_LOSS, *TRAIN_REWARD, *VAL_LOSS, VAL_REWARD[0]}
+    )
+    assert undocumented(keys) == set()
+
+
+def test_an_unexplained_name_is_found() -> None:
+    assert undocumented({"step", "time", "batch/fill_ratio", "batch/fill_ratios", "speed"}) == {
+        "batch/fill_ratios",
+        "speed",
+    }
+
+
+def test_the_page_says_what_a_resume_leaves_equal() -> None:
+    for prefix in TIMING_PREFIXES:
+        assert f"`{prefix}" in DOC.read_text()
