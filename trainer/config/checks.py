@@ -2,9 +2,160 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
+from trainer.config.algebra import Sizes, violations
+from trainer.config.budgets import budget_checks
 from trainer.config.schema import Config
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def cross_checks(config: Config) -> list[str]:
-    """Everything that contradicts something else, or is not built."""
-    return []
+    """Everything that contradicts something else, or that is not built, each message with its fix."""
+    found = [
+        *_sources(config),
+        *_not_built(config),
+        *_sampling(config),
+        *budget_checks(config),
+        *violations(sizes_of(config)),
+        *_engine(config),
+        *_machines(config),
+        *_resuming(config),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def sizes_of(config: Config) -> Sizes:
+    """The inputs of the batch algebra."""
+    actor = config.actor_rollout_ref.actor
+    rl = config.trainer.mode == "rl"
+    return Sizes(
+        world=config.trainer.nnodes * config.trainer.n_gpus_per_node,
+        train_batch_size=config.data.train_batch_size,
+        ppo_mini_batch_size=actor.ppo_mini_batch_size,
+        micro_batch_size=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+        n=config.actor_rollout_ref.rollout.n if rl else 1,
+        ppo_epochs=actor.ppo_epochs,
+        cp=actor.ulysses_sequence_parallel_size,
+    )
+
+
+def _sources(config: Config) -> Iterator[str]:
+    data, trainer = config.data, config.trainer
+    files = [name for name in ("train_files", "val_files") if getattr(data, name) is not None]
+    if data.task is not None and files:
+        yield f"data.task={data.task} and data.{files[0]} are both set; set one of them to null"
+    if data.task is None and data.train_files is None and not trainer.val_only:
+        yield "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl"
+    if data.task is None and data.val_files is None and (trainer.val_only or trainer.test_freq > 0):
+        why = "trainer.val_only=true" if trainer.val_only else f"trainer.test_freq={trainer.test_freq}"
+        yield f"{why}, but there is nothing to validate on: set data.val_files=FILE.jsonl, or trainer.test_freq=-1"
+    if config.actor_rollout_ref.model.path is None:
+        yield "no model: set actor_rollout_ref.model.path to a folder, a hub id, builtin:tiny or builtin:smollm2"
+
+
+def _not_built(config: Config) -> Iterator[str]:
+    ref, trainer = config.actor_rollout_ref, config.trainer
+    if ref.model.trust_remote_code:
+        yield "actor_rollout_ref.model.trust_remote_code=true: code that comes with a model isn't run; set it to false"
+    if not ref.hybrid_engine:
+        yield ("actor_rollout_ref.hybrid_engine=false: actor, rollout and reference share a process; set it to true")
+    if ref.rollout.name == "vllm":
+        yield f"{_ROLLOUT}.name=vllm is not built yet; set {_ROLLOUT}.name=hf"
+    if ref.rollout.tensor_model_parallel_size > 1:
+        yield (
+            f"{_ROLLOUT}.tensor_model_parallel_size={ref.rollout.tensor_model_parallel_size}: the hf generator runs on "
+            "one GPU per rank; set it to 1"
+        )
+    if ref.actor.ulysses_sequence_parallel_size > 1:
+        yield (
+            f"{_ACTOR}.ulysses_sequence_parallel_size={ref.actor.ulysses_sequence_parallel_size}: sequence parallelism "
+            "is not built yet; set it to 1"
+        )
+    if config.algorithm.adv_estimator == "gae" or config.critic.enable:
+        key = "critic.enable=true" if config.critic.enable else "algorithm.adv_estimator=gae"
+        yield f"{key} needs a value model, which is not built yet; set critic.enable=null algorithm.adv_estimator=grpo"
+    if config.reward_model.enable:
+        yield "reward_model.enable=true: reward models are not built yet; set it to false, use custom_reward_function"
+    if not config.data.use_packed_dataset:
+        yield "data.use_packed_dataset=false: batches are always ragged, without padding; set it to true"
+    if not trainer.checkpoint.atomic_save:
+        yield "trainer.checkpoint.atomic_save=false: checkpoints are always published in one step; set it to true"
+    if trainer.default_hdfs_dir is not None:
+        yield "trainer.default_hdfs_dir: a second home of checkpoints is not built yet; set it to null"
+    missing = [c for c in ("model", "optimizer", "extra") if c not in ref.actor.checkpoint.save_contents]
+    if missing:
+        yield (
+            f"{_ACTOR}.checkpoint.save_contents lacks {', '.join(missing)}: a run could not continue from it; "
+            "set [model,optimizer,extra]"
+        )
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    for name, of in (("prompt_length", "max_prompt_length"), ("response_length", "max_response_length")):
+        if getattr(rollout, name) != getattr(data, of):
+            yield (
+                f"{_ROLLOUT}.{name}={getattr(rollout, name)} differs from data.{of}={getattr(data, of)}; set data.{of} "
+                "only, the other follows"
+            )
+    val = rollout.val_kwargs
+    if val.n > 1 and (not val.do_sample or val.temperature == 0):
+        yield (
+            f"{_ROLLOUT}.val_kwargs.n={val.n} would be {val.n} equal answers; set val_kwargs.do_sample=true and "
+            "val_kwargs.temperature=1.0, or n=1"
+        )
+    if config.trainer.mode != "rl":
+        return
+    name = config.algorithm.adv_estimator
+    if rollout.n < 2 and name in ("grpo", "rloo"):
+        yield f"{_ROLLOUT}.n={rollout.n}: {name} compares responses of one prompt; set {_ROLLOUT}.n to 2 or more"
+    if not rollout.do_sample and not config.trainer.val_only:
+        yield f"{_ROLLOUT}.do_sample=false: without sampling there is nothing to learn from; set it to true"
+
+
+def _engine(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    if actor.param_offload and actor.zero_stage < 3:
+        yield f"{_ACTOR}.param_offload=true needs {_ACTOR}.zero_stage=3 (now {actor.zero_stage})"
+    if actor.optimizer_offload and actor.zero_stage < 1:
+        yield f"{_ACTOR}.optimizer_offload=true needs {_ACTOR}.zero_stage=1 or more (now 0)"
+    if actor.grad_offload and not actor.optimizer_offload:
+        yield f"{_ACTOR}.grad_offload=true goes with {_ACTOR}.optimizer_offload=true; set both, or neither"
+    if actor.optim.lr_warmup_steps is not None and actor.optim.lr_warmup_steps_ratio > 0:
+        yield (
+            f"{_ACTOR}.optim.lr_warmup_steps={actor.optim.lr_warmup_steps} and lr_warmup_steps_ratio="
+            f"{actor.optim.lr_warmup_steps_ratio} are both set; set lr_warmup_steps=null or lr_warmup_steps_ratio=0"
+        )
+    steps = actor.bucket_boundaries
+    if any(b <= a for a, b in pairwise(steps)):
+        yield f"{_ACTOR}.bucket_boundaries={steps} must rise; set {sorted(set(steps))}"
+
+
+def _machines(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    nodes = trainer.process_on_nodes
+    if nodes is None:
+        return
+    good = ",".join([str(trainer.n_gpus_per_node)] * trainer.nnodes)
+    if len(nodes) != trainer.nnodes:
+        yield (
+            f"trainer.process_on_nodes has {len(nodes)} numbers for trainer.nnodes={trainer.nnodes} machines; "
+            f"set trainer.process_on_nodes=[{good}]"
+        )
+    elif any(count != trainer.n_gpus_per_node for count in nodes):
+        yield (
+            f"trainer.process_on_nodes={nodes} differs from trainer.n_gpus_per_node={trainer.n_gpus_per_node}: every "
+            f"machine runs equally many ranks; set trainer.process_on_nodes=[{good}]"
+        )
+
+
+def _resuming(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.resume_mode == "path" and trainer.resume_from_path is None:
+        yield "trainer.resume_mode=path needs trainer.resume_from_path=FOLDER/step_N"
+    if trainer.resume_mode != "path" and trainer.resume_from_path is not None:
+        yield f"trainer.resume_from_path is set, but trainer.resume_mode={trainer.resume_mode}; set resume_mode=path"

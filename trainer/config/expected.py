@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trainer.config import keys
+from trainer.config import keys, verl
 from trainer.config.schema import Config
 
 _BASIC = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
@@ -19,6 +19,11 @@ def wrong_value(key: str, value: Any) -> str:
     """The message for a value of the wrong type or outside its range."""
     field = field_of(key)
     expected = describe(field.annotation, field.metadata) if field else "something else"
+    reason = verl.UNSUPPORTED_VALUES.get((key, str(value)))
+    if reason:
+        return f"{key}={value} is not supported: {reason}"
+    if isinstance(value, str) and value.startswith("[") and "a list" in expected:
+        expected += " (this is a text; write every item, such as [8,8])"
     default = keys.known_keys().get(key)
     hint = f"; the default is {key}={default}" if default is not None and not default.startswith("${") else ""
     return f"{key}={keys.written(value)}: expected {expected}{hint}"

@@ -25,11 +25,11 @@ def load(settings: Mapping[str, Any] | DictConfig) -> Config:
     """
     tree = _plain(settings)
     problems = rename_aliases(tree) + _drop_replaced_groups(tree)
-    resolved = _resolve(tree)
+    merged, resolved = _resolve(tree)
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
-        raise_all(problems + _explain(error, resolved))
+        raise_all(problems + _explain(error, merged, resolved))
         raise AssertionError("unreachable") from error
     raise_all(problems + cross_checks(config))
     return config
@@ -73,33 +73,35 @@ def _copy(value: Any) -> Any:
     return [_copy(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
+def _resolve(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All settings, with interpolations as written and resolved."""
     try:
         merged = OmegaConf.merge(keys.defaults(), OmegaConf.create(tree))
+        written = OmegaConf.to_container(merged, resolve=False)
         resolved = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise UserError(f"settings cannot be resolved: {str(error).splitlines()[0]}") from error
-    assert isinstance(resolved, dict)
-    return {str(k): v for k, v in resolved.items()}
+    assert isinstance(written, dict) and isinstance(resolved, dict)
+    return {str(k): v for k, v in written.items()}, {str(k): v for k, v in resolved.items()}
 
 
-def _explain(error: ValidationError, resolved: dict[str, Any]) -> list[str]:
-    """One message per key, however many branches of a union pydantic tried."""
-    messages: dict[str, str] = {}
+def _explain(error: ValidationError, written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
+    """One message per key, however many branches of a union pydantic tried; none for keys that only follow another."""
+    own: dict[str, str] = {}
+    followers: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False):
         parts = [str(part) for part in item["loc"]]
         if item["type"] == "extra_forbidden":
             key = ".".join(parts)
             value = _value(resolved, parts)
             inside = [k for k, _ in keys.leaves(value, f"{key}.")] if isinstance(value, Mapping) and value else [key]
-            for leaf in inside:
-                messages.setdefault(leaf, unknown_key(leaf))
+            own.update({leaf: unknown_key(leaf) for leaf in inside})
             continue
         while parts and not keys.is_known(".".join(parts)):
             parts.pop()
-        key = ".".join(parts)
-        messages.setdefault(key, wrong_value(key, _value(resolved, parts)))
-    return list(messages.values())
+        follows = "${" in str(_value(written, parts))
+        (followers if follows else own)[".".join(parts)] = wrong_value(".".join(parts), _value(resolved, parts))
+    return list((own or followers).values())
 
 
 _ABSENT = object()

@@ -121,6 +121,29 @@ UNSUPPORTED: dict[str, str] = {
 }
 """Key, or group of keys -> why it does nothing here and what to use."""
 
+_ENGINES = {
+    ("actor_rollout_ref.actor.strategy", name): f"{_DEEPSPEED}; set {_ACTOR}.zero_stage, or leave strategy out"
+    for name in ("fsdp", "fsdp2", "megatron", "veomni")
+}
+_GENERATORS = {
+    ("actor_rollout_ref.rollout.name", name): "set actor_rollout_ref.rollout.name=hf"
+    for name in ("sglang", "trtllm", "naive")
+}
+_ESTIMATORS = {
+    ("algorithm.adv_estimator", name): "set algorithm.adv_estimator=grpo, rloo or reinforce_plus_plus"
+    for name in (
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "opo",
+        "grpo_passk",
+        "gpg",
+        "rloo_vectorized",
+        "grpo_vectorized",
+    )
+}
+UNSUPPORTED_VALUES: dict[tuple[str, str], str] = {**_ENGINES, **_GENERATORS, **_ESTIMATORS}
+"""(key, value) that verl knows -> what to use here."""
+
 
 def reason_against(key: str) -> str | None:
     """Why the known verl key ``key`` (or the group it lies in) is not supported; None when nobody knows it."""

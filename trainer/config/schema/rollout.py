@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.schema.actor import Actor, Model, Ref
-from trainer.config.schema.base import Budget, Count, NonNegative, OpenShare, Section
+from trainer.config.schema.base import Budget, Count, NonNegative, OpenShare, Positive, Section
 
 TopK = Annotated[int, Field(ge=-1)]
 
@@ -34,7 +34,7 @@ class Rollout(Section):
     """Generation engine."""
     n: Count
     """Responses of a prompt: the group of GRPO."""
-    temperature: NonNegative
+    temperature: Positive
     """Divides the logits, in generation and in every log-prob."""
     top_p: OpenShare
     """Draw from the smallest set of tokens that holds this probability."""

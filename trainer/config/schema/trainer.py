@@ -80,7 +80,7 @@ class Trainer(Section):
     total_training_steps: Count | None
     """Iterations of the run. null: by ``total_epochs``."""
     val_before_train: bool
-    """Validate before the first step."""
+    """Validate before the first step, when there is something to validate on."""
     val_only: bool
     """Validate and stop."""
     test_freq: Annotated[int, Field(ge=-1)]
