@@ -1,0 +1,81 @@
+"""What every benchmark shares: one table on the screen, one JSON file, and an exit code that a bar can fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SHARED = Path(os.environ.get("PLIMSOLL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+"""Folder of the test data; ``PLIMSOLL_SHARED`` overrides it."""
+
+
+class Report:
+    """Rows and checks of one benchmark. A row is a dict; every row has the same keys, the columns of the table."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.rows: list[dict[str, Any]] = []
+        self.checks: dict[str, dict[str, Any]] = {}
+        self.extra: dict[str, Any] = {}
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+
+    def check(self, name: str, value: float, bar: float, *, at_most: bool = False) -> bool:
+        """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds."""
+        ok = value <= bar if at_most else value >= bar
+        self.checks[name] = {"value": value, "bar": bar, "ok": bool(ok)}
+        return bool(ok)
+
+    def finish(self, args: argparse.Namespace, *, shown: Sequence[dict[str, Any]] | None = None) -> int:
+        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit code."""
+        rows = self.rows if shown is None else shown
+        console = Console(width=None if sys.stdout.isatty() else 180)
+        if rows:
+            table = Table(title=self.title, title_justify="left")
+            for name in rows[0]:
+                number = isinstance(rows[0][name], (int, float))
+                table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            for row in rows:
+                table.add_row(*(_cell(v) for v in row.values()))
+            console.print(table)
+        for name, check in self.checks.items():
+            mark = "[green]holds[/green]" if check["ok"] else "[red]FALLS SHORT[/red]"
+            console.print(f"{mark}  {name}: {_cell(check['value'])} (bar {_cell(check['bar'])})", highlight=False)
+        if args.json:
+            body = {"title": self.title, "rows": self.rows, "checks": self.checks, **self.extra}
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.json).write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        return 0 if all(c["ok"] for c in self.checks.values()) else 1
+
+
+def arguments(description: str, argv: Sequence[str] | None = None, **more: dict[str, Any]) -> argparse.Namespace:
+    """``--quick`` and ``--json FILE``, and whatever flags ``more`` adds (name -> keywords of add_argument)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a small part of it, for a test run")
+    parser.add_argument("--json", metavar="FILE", help="also write rows and checks there")
+    for name, keywords in more.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **keywords)
+    return parser.parse_args(argv)
+
+
+def shared(relative: str) -> Path:
+    """A file of the test data; ends the program with a message when it isn't there."""
+    path = SHARED / relative
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: set PLIMSOLL_SHARED to the folder that holds {relative}")
+    return path
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
