@@ -1,7 +1,7 @@
 """Model loading, the ragged forward pass, attention backends and log-probs."""
 
 from trainer.models.layout import Layout, Packed, Segment, pack, pad
-from trainer.models.load import LoadedModel, load_model, load_tokenizer, resolve
+from trainer.models.load import LoadedModel, load_model, load_tokenizer, prepare_model, resolve
 from trainer.models.stats import TokenStats, token_stats
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "load_tokenizer",
     "pack",
     "pad",
+    "prepare_model",
     "resolve",
     "token_stats",
 ]

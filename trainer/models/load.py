@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -59,17 +60,21 @@ def load_model(
             f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's vocabulary of "
             f"{config.vocab_size}"
         )
-    try:
-        with _no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, attn_implementation=attention.NAME, use_safetensors=True
-            )
-    except OSError as e:
-        raise UserError(f"{KEY}: cannot load the weights of {path}: {_first_line(e)}") from e
-    make_token_head(model.get_output_embeddings())
+    model = _weights(source, path, config, dtype)
+    prepare_model(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     return LoadedModel(model.to(device).train(), tokenizer, model_shape(config), str(source))
+
+
+def prepare_model(model: nn.Module) -> nn.Module:
+    """Give a transformers causal language model the packed attention and the head that :func:`token_stats` needs."""
+    attention.register()
+    model.set_attn_implementation(attention.NAME)  # type: ignore[operator]
+    make_token_head(model.get_output_embeddings())  # type: ignore[operator]
+    return model
 
 
 def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
@@ -152,6 +157,28 @@ def _config(source: str, path: str) -> Any:
     if getattr(config, "attention_dropout", 0.0):
         raise UserError(f"{KEY}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios need none")
     return config
+
+
+def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Module:
+    try:
+        with _no_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, SafetensorError, RuntimeError) as e:
+        raise UserError(f"{KEY}: cannot load the weights of {path}: {_first_line(e)}") from e
+    if report["missing_keys"]:
+        # transformers would fill them with random numbers and go on.
+        missing = sorted(report["missing_keys"])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"{KEY}: the weights of {path} lack {', '.join(missing[:3])}{more}; the copy is incomplete")
+    loaded: nn.Module = model
+    return loaded
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,13 @@ def token_stats(
     temperature: float = 1.0,
     entropy: bool = False,
     chunk_tokens: int | None = None,
+    forward: Callable[..., Any] | None = None,
 ) -> TokenStats:
     """Log-probs (and entropies) of ``packed``'s targets under softmax(logits / temperature), differentiable.
 
-    ``model`` comes from :func:`trainer.models.load_model` (or is an engine's module of it). At most ``chunk_tokens`` x
-    vocabulary logits exist at a time (default: 2**25 logits). The result lies on the model's device.
+    ``model`` comes from :func:`trainer.models.load_model`; ``forward`` is called in its place when an engine wraps it.
+    At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25 logits). The result lies on the model's
+    device.
 
     Raises :class:`UserError` when a token id is past the vocabulary.
     """
@@ -49,7 +52,7 @@ def token_stats(
         packed.sources, packed.target_ids, temperature, entropy, chunk_tokens or default_chunk(vocabulary)
     )
     with head.answering(request):
-        out: Tensor = model(
+        out: Tensor = (forward or model)(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
             # The default cache leaks across documents in train().

@@ -1,0 +1,183 @@
+"""Loading: built-in models made once, folders, and each wrong path as one message that says what to type."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.models.support import make_model
+from trainer.errors import UserError
+from trainer.models import load_model, resolve
+from trainer.models.cache import cached
+
+QUESTION = [{"role": "user", "content": "What is 47 + 18?"}]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def load(path: str | Path, cache: Path, dtype: torch.dtype = torch.float32, **kwargs: bool):
+    return load_model(str(path), dtype=dtype, device="cpu", cache_dir=cache, **kwargs)
+
+
+def test_tiny_is_small_and_made_once(cache: Path) -> None:
+    first = load("builtin:tiny", cache)
+    made = Path(first.source).stat().st_mtime_ns
+    second = load("builtin:tiny", cache, torch.bfloat16)
+    assert Path(second.source).stat().st_mtime_ns == made
+    assert 1e6 <= sum(p.numel() for p in first.model.parameters()) <= 3e6
+    assert second.model.get_input_embeddings().weight.dtype == torch.bfloat16  # type: ignore[operator]
+    assert [f.name for f in cache.iterdir() if f.name.startswith(".")] == []
+    assert first.shape.vocab == len(first.tokenizer) == 512
+
+
+def test_tiny_tokenizer_splits_digits_and_keeps_text(cache: Path) -> None:
+    tokenizer = load("builtin:tiny", cache).tokenizer
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    digits = [t for t in tokenizer.tokenize("What is 47 + 18?") if t.strip("Ġ").isdigit()]
+    assert digits == ["4", "7", "1", "8"]
+    for text in ("What is 47 + 18?", "née 東京 #### 65\n", "x = 3.14; y"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    chat = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+    assert chat == "<|user|>What is 47 + 18?<|end|><|assistant|>"
+    assert len(tokenizer(chat)["input_ids"]) == 13
+
+
+def test_a_saved_model_is_an_ordinary_folder(cache: Path, tmp_path: Path) -> None:
+    loaded = load("builtin:tiny", cache)
+    loaded.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    loaded.tokenizer.save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert plain.config._attn_implementation == "sdpa"
+    ids = torch.arange(5, 25)[None]
+    loaded.model.eval()
+    torch.testing.assert_close(plain(ids).logits, loaded.model(ids).logits)
+    assert load(tmp_path, cache).source == str(tmp_path)
+
+
+def _make(root: str, barrier: object) -> None:
+    def build(folder: Path) -> None:
+        (folder / "config.json").write_text(str(os.getpid()))
+        barrier.wait(timeout=30)  # type: ignore[attr-defined]
+
+    cached(Path(root), "race", "recipe", build)
+
+
+def test_two_ranks_make_it_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+    ranks = [context.Process(target=_make, args=(str(tmp_path), barrier)) for _ in range(2)]
+    for r in ranks:
+        r.start()
+    for r in ranks:
+        r.join(timeout=60)
+    assert [r.exitcode for r in ranks] == [0, 0]
+    (made,) = tmp_path.iterdir()
+    assert made.name.startswith("race-") and (made / "config.json").read_text() in {str(r.pid) for r in ranks}
+    assert made.stat().st_mode & 0o077 == 0
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"cannot write builtin:x to the cache .*: No space left on device"):
+        cached(tmp_path, "x", "recipe", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="PLIMSOLL_CACHE"):
+        load("builtin:tiny", tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("builtin:tinny", "did you mean 'tiny'"),
+        ("builtin:gpt", "There are builtin:tiny and builtin:smollm2"),
+        ("./nowhere", "there is no folder ./nowhere"),
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("folder-without-a-name", "hub id such as Qwen/Qwen2.5-0.5B-Instruct"),
+    ],
+)
+def test_wrong_paths(path: str, message: str, cache: Path) -> None:
+    with pytest.raises(UserError, match=message) as e:
+        resolve(path, cache)
+    assert "actor_rollout_ref.model.path" in str(e.value)
+
+
+def test_a_hub_id_that_cannot_be_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="cannot read the model config of nobody/nothing"):
+        load("nobody/nothing", cache)
+
+
+def test_wrong_folders(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load(tmp_path, cache)
+    good = Path(load("builtin:tiny", cache).source)
+    for f in good.iterdir():
+        if f.suffix != ".safetensors":
+            (tmp_path / f.name).write_bytes(f.read_bytes())
+    with pytest.raises(UserError, match=r"no weights \(\*.safetensors\); it holds chat_template.jinja, config.json"):
+        load(tmp_path, cache)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(UserError, match="cannot load the weights"):
+        load(tmp_path, cache)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"llama"', '"gpt2"'))
+    with pytest.raises(UserError, match="family 'gpt2'; supported are llama, qwen2, qwen3"):
+        load(tmp_path, cache)
+    (tmp_path / "config.json").write_text(config.replace('"vocab_size": 512', '"vocab_size": 500'))
+    with pytest.raises(UserError, match="512 tokens, more than the model's vocabulary of 500"):
+        load(tmp_path, cache)
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="tokenizer"):
+        load(tmp_path, cache)
+    with pytest.raises(UserError, match="is a file"):
+        resolve(str(tmp_path / "config.json"), cache)
+
+
+def test_weights_that_miss_a_layer_are_refused(cache: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    good = Path(load("builtin:tiny", cache).source)
+    for f in good.iterdir():
+        (tmp_path / f.name).write_bytes(f.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.layers.0.mlp.up_proj.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lack model.layers.0.mlp.up_proj.weight"):
+        load(tmp_path, cache)
+
+
+def test_smollm2_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("gguf", reason="the demo extra is not installed")
+    loaded = load_model("builtin:smollm2", dtype=torch.bfloat16, device="cpu")
+    question = [{"role": "user", "content": "What is 7 + 5?"}]
+    ids = loaded.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    loaded.model.eval()
+    out = loaded.model.generate(  # type: ignore[operator]
+        torch.tensor([ids]), max_new_tokens=24, do_sample=False, pad_token_id=loaded.tokenizer.pad_token_id
+    )
+    assert "12" in loaded.tokenizer.decode(out[0, len(ids) :])
+    assert loaded.shape.kv_heads == 3
+
+
+def test_head_that_is_not_prepared_is_named() -> None:
+    from tests.models.support import make_batch
+    from trainer.models import pack, token_stats
+
+    with pytest.raises(TypeError, match="load_model"):
+        token_stats(make_model(packed=False), pack(make_batch([0], [2], [2])))
