@@ -70,11 +70,18 @@ class Engine:
         self.settings = settings
         self._guarded = settings.zero_stage == 0 and not settings.bf16
         self.ds, self.optimizer = _initialize(model, settings, guarded=self._guarded)
-        self.device = world.device
+        self._open = 0  # forward passes whose backward is still to come
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model through DeepSpeed. Passes that will see a ``backward`` have to go this way: ZeRO-3 counts the
+        micro-batches of a step here, and keeps only the last one's gradient when it isn't told of them.
+        """
+        self._open = 1
+        return self.ds(*args, **kwargs)
 
     @property
     def module(self) -> nn.Module:
-        """The model, for forward passes."""
+        """The model itself, for passes without gradients."""
         module: nn.Module = self.ds.module
         return module
 
@@ -88,6 +95,9 @@ class Engine:
 
         ``loss`` is already divided by the *global* normaliser; DeepSpeed averages over ranks, which is undone here.
         """
+        if not self._open:
+            raise RuntimeError("backward without Engine.forward before it: ZeRO-3 would lose a micro-batch")
+        self._open = 0
         self.ds.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self, *, lr: float, max_norm: float) -> StepResult:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,11 +17,17 @@ from trainer.steps.stow import Stowage
 
 
 def run_micro_batch(
-    module: nn.Module, micro: Batch, stowage: Stowage, *, temperature: float, entropy: bool = False
+    module: nn.Module,
+    micro: Batch,
+    stowage: Stowage,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    forward: Callable[..., Any] | None = None,
 ) -> tuple[Packed, TokenStats]:
     """What went through ``module`` and the statistics of its targets. An empty ``micro`` is a filler: no targets."""
     packed = pack(micro, share_prompts=stowage.share_prompts) if stowage.dynamic else pad(micro)
-    return packed, token_stats(module, packed, temperature=temperature, entropy=entropy)
+    return packed, token_stats(module, packed, temperature=temperature, entropy=entropy, forward=forward)
 
 
 def my_micro_batches(plan: Plan, world: World) -> list[Tensor]:

@@ -53,7 +53,12 @@ def update(
     for indices in my_micro_batches(plan, engine.world):
         micro = batch.select(indices)
         packed, stats = run_micro_batch(
-            engine.module, micro, stowage, temperature=objective.temperature, entropy=objective.wants_entropy
+            engine.module,
+            micro,
+            stowage,
+            temperature=objective.temperature,
+            entropy=objective.wants_entropy,
+            forward=engine.forward,
         )
         loss, part = objective(micro, packed, stats)
         engine.backward(loss)
