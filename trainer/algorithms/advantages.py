@@ -1,0 +1,179 @@
+"""Advantage estimators on ragged batches. All are computed once per rollout, on the whole batch, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.ragged import group_index, segment_count, segment_sum
+
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
+EPSILON = 1e-6
+"""Added to the standard deviation of a group of rewards, which are of order 1."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """``advantages`` and ``returns`` float32 [tokens]; 0 on tokens that are not trained."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+def grpo(scores: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
+    """(score - mean of its group) / (standard deviation of its group + 1e-6): float32 [sequences].
+
+    ``scores`` [sequences]; ``groups`` int64 [sequences]: equal for the responses of one prompt. arXiv 2402.03300,
+    section 4.1, with the unbiased deviation; ``norm_by_std=False`` is Dr.GRPO (arXiv 2503.20783). A group of one has no
+    baseline and keeps its score: that is plain REINFORCE, unbiased.
+    """
+    x = scores.double()
+    index, n_groups = group_index(groups)
+    count = segment_count(index, n_groups)
+    mean = segment_sum(x, index, n_groups) / count
+    centred = x - mean[index]
+    if norm_by_std:
+        std = (segment_sum(centred.square(), index, n_groups) / (count - 1).clamp(min=1)).sqrt()
+        centred = centred / (std[index] + EPSILON)
+    return torch.where(count[index] > 1, centred, x).float()
+
+
+def rloo(scores: Tensor, groups: Tensor) -> Tensor:
+    """Score minus the mean of the *other* scores of its group: float32 [sequences]. arXiv 2402.14740, equation 4.
+
+    A group of one keeps its score.
+    """
+    x = scores.double()
+    index, n_groups = group_index(groups)
+    count = segment_count(index, n_groups)[index]
+    others = (segment_sum(x, index, n_groups)[index] - x) / (count - 1).clamp(min=1)
+    return torch.where(count > 1, x - others, x).float()
+
+
+def token_rewards(
+    scores: Tensor, mask: Tensor, sequence: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
+) -> Tensor:
+    """float64 [tokens]: the score at a sequence's last trained token, minus ``kl_coef * kl`` at every trained one.
+
+    ``scores`` [sequences]; ``mask`` bool [tokens]; ``sequence`` int64 [tokens], rising; ``kl`` [tokens] in nats. The
+    score of a sequence without trained tokens has no place and is left out.
+    """
+    rewards = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    places = mask.nonzero().squeeze(1)
+    owners = sequence[places]
+    last = torch.ones_like(owners, dtype=torch.bool)
+    last[:-1] = owners[:-1] != owners[1:]
+    rewards[places[last]] = scores.double()[owners[last]]
+    if kl is not None and kl_coef:
+        rewards[places] -= kl_coef * kl[places].double()
+    return rewards
+
+
+def discounted(values: Tensor, sequence: Tensor, sequences: int, decay: float) -> Tensor:
+    """sum over k >= 0 of decay^k * values[t + k] within each sequence: float64 [n].
+
+    ``values`` [n] are trained tokens only, sequence after sequence; ``sequence`` int64 [n], rising. One vector
+    operation per place from the end, over all sequences that are that long: no padded copy.
+    """
+    out = values.double().clone()
+    if not out.numel():
+        return out
+    counts = segment_count(sequence, sequences)
+    ends = counts.cumsum(0) - 1
+    order = torch.argsort(counts, descending=True, stable=True)
+    counts, ends = counts[order], ends[order]
+    # alive[k]: how many sequences have more than k trained tokens.
+    alive = counts.numel() - torch.searchsorted(
+        counts.flip(0), torch.arange(int(counts[0]), device=counts.device), right=True
+    )
+    for back, n in enumerate(alive.tolist()[1:], start=1):
+        places = ends[:n] - back
+        out[places] += decay * out[places + 1]
+    return out
+
+
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float) -> Advantages:
+    """Discounted reward-to-go of each token, whitened over all trained tokens of the batch. arXiv 2501.03262."""
+    mask = mask.bool()
+    returns = discounted(rewards[mask], sequence[mask], sequences, gamma)
+    return Advantages(_spread(whiten(returns), mask), _spread(returns, mask))
+
+
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float, lam: float
+) -> Advantages:
+    """Generalised advantage estimation (arXiv 1506.02438, equation 16), whitened over all trained tokens.
+
+    ``values`` [tokens]: the critic's value of the state in which each token was chosen. After a sequence's last trained
+    token the value is 0. Tokens between trained ones (a tool's answer) take no step. ``returns`` are the unwhitened
+    advantages plus ``values``.
+    """
+    mask = mask.bool()
+    owners, value = sequence[mask], values[mask].double()
+    following = torch.zeros_like(value)
+    same = owners[:-1] == owners[1:]
+    following[:-1] = torch.where(same, value[1:], 0.0)
+    raw = discounted(rewards[mask].double() + gamma * following - value, owners, sequences, gamma * lam)
+    return Advantages(_spread(whiten(raw), mask), _spread(raw + value, mask))
+
+
+def whiten(values: Tensor) -> Tensor:
+    """Shift and scale ``values`` [n] to mean 0 and variance 1 (unbiased, + 1e-8). Fewer than two pass unchanged."""
+    if values.numel() < 2:
+        return values
+    return (values - values.mean()) * torch.rsqrt(values.var() + 1e-8)
+
+
+def compute_advantages(
+    estimator: Estimator,
+    *,
+    scores: Tensor,
+    groups: Tensor,
+    mask: Tensor,
+    sequence: Tensor,
+    values: Tensor | None = None,
+    kl: Tensor | None = None,
+    kl_coef: float = 0.0,
+    norm_adv_by_std_in_grpo: bool = True,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> Advantages:
+    """Advantages of a whole rollout batch, ready to be its columns ``advantages`` and ``returns``.
+
+    ``scores`` [sequences] (the batch's ``rewards``), ``groups`` int64 [sequences], ``mask`` bool [tokens] (the batch's
+    ``loss_mask``), ``sequence`` int64 [tokens] (from :func:`sequence_index`), ``values`` [tokens] for gae. With ``kl``
+    [tokens] the score that grpo and rloo compare is the sum of a sequence's token rewards, KL included.
+
+    Raises ValueError for an unknown ``estimator`` and for gae without ``values``.
+    """
+    if estimator not in get_args(Estimator):
+        raise ValueError(f"adv_estimator {estimator!r} is none of {', '.join(get_args(Estimator))}")
+    sequences = scores.numel()
+    mask = mask.bool()
+    rewards = token_rewards(scores, mask, sequence, kl, kl_coef)
+    if estimator == "reinforce_plus_plus":
+        return reinforce_plus_plus(rewards, mask, sequence, sequences, gamma=gamma)
+    if estimator == "gae":
+        if values is None:
+            raise ValueError("gae needs values, which a critic gives")
+        return gae(rewards, values, mask, sequence, sequences, gamma=gamma, lam=lam)
+    totals = scores.double()
+    if kl is not None and kl_coef:
+        # Not the sum of rewards: that would forget the score of a response without trained tokens, and so the baseline.
+        totals = totals - kl_coef * segment_sum(kl[mask].double(), sequence[mask], sequences)
+    if estimator == "grpo":
+        per_sequence = grpo(totals, groups, norm_by_std=norm_adv_by_std_in_grpo)
+    else:
+        per_sequence = rloo(totals, groups)
+    flat = torch.where(mask, per_sequence[sequence], 0.0)
+    return Advantages(flat, flat.clone())
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Put ``values`` of the trained tokens back at their places: float32 [tokens]."""
+    out = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    out[mask] = values.float()
+    return out
