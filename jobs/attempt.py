@@ -57,7 +57,7 @@ def end(run: Path, *, exit_code: int, scontrol: str, bad_node: str, now: float) 
     cause = cause_of(seen)
     earlier = [str(line["cause"]) for line in _of_this_launch(run, plan)]
     bad = [str(n) for line in _of_this_launch(run, plan) for n in line.get("bad_nodes", [])]
-    bad_here = [bad_node] if cause == BAD_NODE and bad_node else []
+    bad_here = bad_node.split(",") if cause == BAD_NODE and bad_node else []
     verdict = decide(cause, earlier, plan.get("budgets", {}), [*bad, *bad_here])
     _write_line(run, started, plan, cause=cause, exit_code=exit_code, now=now, why=verdict.why, bad_nodes=bad_here)
     sys.stderr.write(f"plimsoll: attempt {number} ended: {verdict.why}\n")

@@ -28,9 +28,11 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
 before=""
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
   before=$(timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
-PLIMSOLL_ATTEMPT=$(record begin "$RUN" --evidence "$before") || exit 1
+PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before") || exit 1
 [ "$PLIMSOLL_ATTEMPT" != stop ] || exit 1
 export PLIMSOLL_ATTEMPT LOGS=$RUN/logs/attempt_$PLIMSOLL_ATTEMPT
 
 srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --output="$LOGS/health.log" bash "$FOLDER/health.sh" "$RUN"
-case $? in 77) BAD_NODE=$(sed -n 's/^BAD \([^ :]*\):.*/\1/p' "$LOGS/health.log" | sort -u | paste -sd,); finish 77 ;; esac
+code=$?
+BAD_NODE=$(sed -n 's/^BAD \([^ :]*\):.*/\1/p' "$LOGS/health.log" | sort -u | paste -sd,)
+case $code in 77 | 140 | 143) finish "$code" ;; esac   # unfit, or already asked to stop

@@ -64,7 +64,7 @@ def cause_of(end: Ending) -> str:
         return OUT_OF_MEMORY
     if not stopping and not taken:
         return ERROR
-    if slurm.get("PreemptTime", "None") not in ("None", "", "N/A"):
+    if _preempted_now(slurm):
         return PREEMPTED
     if _number(slurm.get("Restarts")) > end.restarts:
         return REQUEUED
@@ -138,6 +138,12 @@ def budgets_from(options: Any) -> dict[str, int | None]:
         "node_failure": options.max_node_failures,
         "bad_node": options.max_bad_nodes,
     }
+
+
+def _preempted_now(slurm: Mapping[str, str]) -> bool:
+    """Whether PreemptTime speaks of this attempt: Slurm keeps that of an earlier one. Both are ISO times."""
+    when = slurm.get("PreemptTime", "None")
+    return when[:1].isdigit() and when >= slurm.get("StartTime", "")
 
 
 def _number(text: str | None) -> int:

@@ -11,6 +11,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from jobs.environment import clean_environment
+from trainer.errors import UserError
 
 SUBMIT_TIMEOUT_S = 120
 """sbatch hangs for minutes when slurmctld is gone."""
@@ -48,3 +49,20 @@ class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
         """The script for an array of ``count`` jobs, exactly as it is given to sbatch."""
         self.parameters["map_count"] = count
         return str(self._make_submission_file_text(self._submitit_command_str, "dry-run"))
+
+
+def resubmit_script(folder: Path, text: str, payloads: Sequence[Any]) -> list[str]:
+    """Submit ``text``, the script of an earlier array, for other payloads; their job ids. Raises UserError."""
+    executor = _FixedScript(folder=folder)
+    executor.fixed = text
+    try:
+        return executor.submit_runs(payloads)
+    except Exception as error:  # Submitit wraps sbatch's words in its own error
+        raise UserError(f"sbatch refused {folder.name}: {str(error).strip()}") from error
+
+
+class _FixedScript(ArrayExecutor):
+    fixed = ""
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self.fixed

@@ -41,7 +41,8 @@ def launch(
         }
         points = [_compose(config, context, list(o), first + n) for n, o in enumerate(job_overrides)]
         sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
-        code = _slurm(points, given, sweep_dir) if kind == "slurm" else _local(points, given, sweep_dir)
+        start = launch_on_slurm if kind == "slurm" else launch_here
+        code = start(points, given, sweep_dir)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_USER) from None
@@ -77,7 +78,8 @@ def _planned(points: Sequence[Point], options: Common, sweep_dir: Path, slurm: S
     return make_plan(jobs, max_array_size=size, resubmit=options.resubmit, earlier=known)
 
 
-def _slurm(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -> int:
+def launch_on_slurm(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -> int:
+    """Plan, check and submit; the exit code. Raises UserError, before any sbatch, with everything that is wrong."""
     options = slurm_options(given)
     slurm = Slurm()
     slurm.require()
@@ -109,7 +111,8 @@ def _slurm(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -
     return 0
 
 
-def _local(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -> int:
+def launch_here(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -> int:
+    """Plan, check and run on this machine; the exit code."""
     known = {f.name for f in fields(LocalOptions)}
     for key in given:
         if key not in known:

@@ -100,8 +100,12 @@ def _gpus(shape: Shape) -> dict[str, Any]:
 
 
 def _gpu_bind(shape: Shape) -> list[str]:
-    """All ranks of a node see all its GPUs, so that they can open peer memory; the local rank picks one."""
-    return ["--gpu-bind=none"] if shape.gpus_per_node else []
+    """All ranks of a node see all its GPUs, so that they can open peer memory; the local rank picks one.
+
+    Only needed where Slurm would bind: with gres and gpus-per-node it doesn't, and Slurm 22.05 then takes
+    ``--gpu-bind=none`` to mean no CUDA_VISIBLE_DEVICES at all, which shows a rank other jobs' GPUs.
+    """
+    return ["--gpu-bind=none"] if shape.gpus_per_node and shape.cluster.gpu_style == "gpus-per-task" else []
 
 
 def _memory(gigabytes: float | None) -> str | None:

@@ -33,14 +33,34 @@ def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:
         table.add_column(
             title, justify="right" if title in ("att", "step", "reward", "tok/s") else "left", overflow="fold"
         )
+    varying = varying_overrides(entries)
     for entry in entries:
         state = states[entry.run]
+        shown = f"[{COLOUR.get(state.state, 'white')}]{state.state}[/]"
         row = last_metrics(Path(entry.run))
         table.add_row(
-            entry.name, " ".join(entry.overrides), f"[{COLOUR.get(state.state, 'white')}]{state.state}[/]", entry.job,
+            entry.name, " ".join(varying[entry.run]), shown, entry.job,
             str(state.attempt), str(row.get("step", "")), _number(row, REWARD), _number(row, SPEED), state.reason,
         )  # fmt: skip
     return table
+
+
+def varying_overrides(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """By run: the overrides that not all runs of its sweep share, keys cut to their last name."""
+    by_sweep: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_sweep.setdefault(entry.sweep, []).append(entry)
+    found: dict[str, list[str]] = {}
+    for members in by_sweep.values():
+        shared = set.intersection(*(set(member.overrides) for member in members)) if len(members) > 1 else set()
+        for member in members:
+            found[member.run] = [_short(one) for one in member.overrides if one not in shared]
+    return found
+
+
+def _short(override: str) -> str:
+    key, sign, value = override.partition("=")
+    return ".".join(key.split(".")[-1:]) + sign + value
 
 
 def last_metrics(run: Path) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""The commands of ``python -m jobs``, one function each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from jobs import ledger
+from jobs.launch import states_of
+from jobs.ledger import Entry
+from jobs.plan import FAILED
+from jobs.records import last_attempt
+from jobs.select import select
+from jobs.slurm import Slurm
+from jobs.state import RunState
+from jobs.table import table_of
+from trainer.errors import UserError
+
+
+def _entries(given: Namespace) -> list[Entry]:
+    entries = ledger.read(given.ledger)
+    if not entries:
+        raise UserError(f"the ledger {given.ledger} holds no runs; give another one with --ledger or PLIMSOLL_LEDGER.")
+    return entries
+
+
+def _chosen(given: Namespace) -> tuple[list[Entry], dict[str, RunState]]:
+    entries = select(_entries(given), given.runs)
+    states = states_of(entries, Slurm())
+    return select(entries, [], states=states, state=given.state), states
+
+
+def status(given: Namespace) -> int:
+    """A table, or one JSON line per run."""
+    entries, states = _chosen(given)
+    if given.follow:
+        from jobs.watch import wait_for
+
+        return wait_for(entries, Slurm())
+    if given.json:
+        for entry in entries:
+            sys.stdout.write(json.dumps(asdict(entry) | asdict(states[entry.run])) + "\n")
+        return 0
+    Console(width=None if sys.stdout.isatty() else 200).print(table_of(entries, states))
+    return 0
+
+
+def logs(given: Namespace) -> int:
+    """The log of one rank of one run."""
+    from jobs.logs import follow, show
+
+    entries, _ = _chosen(given)
+    if len(entries) != 1:
+        raise UserError(f"logs shows one run, and this names {len(entries)}; give SWEEP/INDEX, e.g. {entries[0].name}."
+                        if entries else "no run is in that state.")  # fmt: skip
+    run = Path(entries[0].run)
+    if not given.follow:
+        return show(run, given.attempt or last_attempt(run), given.rank, given.lines)
+
+    def ended() -> bool:
+        return states_of(entries, Slurm())[entries[0].run].state in ("COMPLETED", *FAILED)
+
+    return follow(run, given.rank, given.lines, ended)
+
+
+def cancel(given: Namespace) -> int:
+    """scancel the live ones."""
+    entries, states = _chosen(given)
+    if not given.runs and not given.state:
+        raise UserError("cancel needs to know what: give runs or sweeps, or --state, e.g. --state pending.")
+    live = [e for e in entries if e.job and e.job != "local" and states[e.run].state not in ("COMPLETED", *FAILED)]
+    if live:
+        Slurm().cancel([entry.job for entry in live])
+    sys.stdout.write(f"cancelled {len(live)} run(s): {_names(live)}\n")
+    return 0
+
+
+def resubmit(given: Namespace) -> int:
+    """Submit ended runs again, in their own folders."""
+    from jobs.resubmit import resubmit_runs
+
+    entries, states = _chosen(given)
+    if not given.runs and not given.state:
+        raise UserError("resubmit needs to know what: give runs or sweeps, or --state, e.g. --state failed.")
+    ended = [entry for entry in entries if states[entry.run].state in FAILED]
+    left = [entry for entry in entries if entry not in ended]
+    for entry in left:
+        sys.stdout.write(f"left alone {entry.name}: {states[entry.run].state}\n")
+    done = resubmit_runs(ended, given.ledger)
+    sys.stdout.write(f"resubmitted {len(done)} run(s): {_names(done)}\n")
+    return 0
+
+
+def compare(given: Namespace) -> int:
+    """Metrics side by side."""
+    from jobs.compare import compare_table
+
+    entries, _ = _chosen(given)
+    Console(width=None if sys.stdout.isatty() else 200).print(compare_table(entries, given.metric, given.at))
+    return 0
+
+
+def sync(given: Namespace) -> int:
+    """``wandb sync`` in attempt order."""
+    from jobs.sync import sync_runs
+
+    entries, _ = _chosen(given)
+    return sync_runs([Path(entry.run) for entry in entries], dry_run=given.dry_run)
+
+
+def doctor(given: Namespace) -> int:
+    """Checks, one line each; 1 when one failed."""
+    from jobs.doctor import examine
+
+    results = examine(
+        image=given.image, digest=given.digest, python=given.python, binds=given.bind, folder=given.folder
+    )
+    for result in results:
+        sys.stdout.write(f"{'ok  ' if result.ok else 'FAIL'} {result.what}: {result.found}\n")
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    return ", ".join(entry.name for entry in entries) or "none"

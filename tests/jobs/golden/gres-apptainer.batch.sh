@@ -1,0 +1,75 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=a1
+#SBATCH --array=0-6%3
+#SBATCH --cpus-per-task=12
+#SBATCH --exclusive
+#SBATCH --export=ALL
+#SBATCH --gres=gpu:h100:8
+#SBATCH --job-name=s1
+#SBATCH --mem=512000MB
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --open-mode=append
+#SBATCH --output='/runs/a sweep/.submitit/b/%A_%a_0_log.out'
+#SBATCH --partition=gpu
+#SBATCH --qos=normal
+#SBATCH --requeue
+#SBATCH --reservation=r1
+#SBATCH --signal=USR2@180
+#SBATCH --time=90
+#SBATCH --wckey=plimsoll
+
+# setup
+FOLDER='/runs/a sweep/.submitit/b'
+PYTHON=python3
+export WANDB_RUN_GROUP=s1
+module load apptainer
+record() { bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
+# The life of one attempt, outside the image. FOLDER and PYTHON are set above; Submitit's command (srun) follows below.
+trap : TERM USR2 CONT            # survive the signals meant for the ranks: what comes after them must still run
+umask 077
+for name in ${!SRUN_*} ${!SLURM_CPU_BIND*} ${!SLURM_MEM_BIND*} SLURM_HINT; do unset "$name"; done   # leaked from a shell
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK                     # srun inherits it no more
+JOB=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}   # never SLURM_JOB_ID: the last task's is the whole array's
+RUN=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$FOLDER/runs.txt")
+export PLIMSOLL_SLURM=1 PLIMSOLL_JOB=$JOB PLIMSOLL_RUN=$RUN
+export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1         # neither ~/.local nor the current folder may shadow the snapshot
+cd "$RUN" || exit 1
+
+finish() {                       # finish EXIT_CODE: note the attempt, then queue the job again or stop
+  trap '' TERM USR2 CONT
+  local code=$1 seen state answer verdict cause nodes
+  answer="stop unknown -"
+  seen=$(timeout 20 scontrol show job -o "$JOB" 2>/dev/null)
+  state=$(sed -n 's/.*JobState=\([A-Z_]*\).*/\1/p' <<< "$seen")
+  [ "$code" != 85 ] || [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ] || answer="requeue unknown -"    # if the next line fails
+  answer=$(record end "$RUN" --exit-code "$code" --evidence "$seen" --bad-node "$BAD_NODE" || echo "$answer")
+  read -r verdict cause nodes <<< "$answer"
+  if [ "$verdict" = requeue ] && { [ "$state" = RUNNING ] || [ "$cause" = timeout ]; }; then   # else Slurm did it already
+    timeout 20 scontrol requeue "$JOB" || echo "plimsoll: scontrol requeue $JOB failed; use python -m jobs resubmit" >&2
+    [ "$nodes" = - ] || timeout 20 scontrol update JobId="$JOB" ExcNodeList="$nodes"           # only a pending job takes it
+  fi
+  exit "$code"
+}
+
+before=""
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
+  before=$(timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
+PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before") || exit 1
+[ "$PLIMSOLL_ATTEMPT" != stop ] || exit 1
+export PLIMSOLL_ATTEMPT LOGS=$RUN/logs/attempt_$PLIMSOLL_ATTEMPT
+
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --output="$LOGS/health.log" bash "$FOLDER/health.sh" "$RUN"
+code=$?
+BAD_NODE=$(sed -n 's/^BAD \([^ :]*\):.*/\1/p' "$LOGS/health.log" | sort -u | paste -sd,)
+case $code in 77 | 140 | 143) finish "$code" ;; esac   # unfit, or already asked to stop
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --kill-on-bad-exit=1 --wait=60 --output="$LOGS/rank_%t.log" --open-mode=append --mpi=none bash "$FOLDER/task.sh" python3 -u -m submitit.core._submit '/runs/a sweep/.submitit/b'
+
+
+# teardown
+finish $?

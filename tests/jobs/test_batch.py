@@ -1,0 +1,189 @@
+"""The batch script itself, run by bash with a fake Slurm: one attempt from its first line to its requeue."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from jobs.hydra_entry import launch_on_slurm
+from jobs.records import attempts, read_json
+from tests.jobs.conftest import calls, point, put, until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Lab:
+    """Submits one sweep to the fake and runs its scripts."""
+
+    def __init__(self, fake: Path, tmp_path: Path) -> None:
+        self.fake, self.ledger, self.sweep = fake, tmp_path / "ledger.jsonl", tmp_path / "a sweep's folder"
+
+    def launch(self, points: Sequence, **options: object) -> int:
+        return launch_on_slurm(points, {"ledger": str(self.ledger), **options}, self.sweep)
+
+    @property
+    def run(self) -> Path:
+        return next(iter(sorted(self.sweep.glob("0*-*"))))
+
+    def start(self, index: int = 0, restarts: int = 0, **env: str) -> subprocess.Popen[bytes]:
+        folder = next(iter(self.sweep.glob(".submitit/*")))
+        pickle = next(iter(sorted(folder.glob("*_submitted.pkl"))))
+        slurm = {
+            "SLURM_ARRAY_JOB_ID": pickle.name.split("_")[0], "SLURM_ARRAY_TASK_ID": str(index), "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1",
+            "SLURM_RESTART_COUNT": str(restarts), "PYTHONPATH": str(ROOT),
+            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin", "STANDIN_STEP_S": "0.001",
+        }  # fmt: skip
+        log = (self.fake / "batch.log").open("ab")
+        return subprocess.Popen(
+            ["bash", str(self.fake / "script0")], env={**os.environ, **slurm, **env}, stdout=log, stderr=log
+        )
+
+    def attempt(self, **env: str) -> int:
+        return self.start(**env).wait(timeout=60)
+
+
+@pytest.fixture
+def lab(fake: Path, tmp_path: Path) -> Lab:
+    return Lab(fake, tmp_path)
+
+
+def test_a_job_runs_to_its_end(lab: Lab) -> None:
+    assert lab.launch([point(0)]) == 0
+    assert lab.attempt() == 0, (lab.fake / "batch.log").read_text()
+    (line,) = attempts(lab.run)
+    assert line["cause"] == "done" and line["step_to"] == 20 and line["nodes"] == "n1" and line["job"] == "100_0"
+    assert "rank 0 of 1 attempt 1" in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    assert calls(lab.fake) == ""
+    assert (lab.run.stat().st_mode & 0o777, lab.sweep.stat().st_mode & 0o777) == (0o700, 0o700)
+
+
+def test_saved_and_queued_again_with_its_array_index(lab: Lab) -> None:
+    lab.launch([point(0)])
+    process = lab.start(STANDIN_STEP_S="0.05")
+    _stop_when_at_step(lab.run, 3)
+    assert process.wait(timeout=60) == 85
+    assert calls(lab.fake) == "scontrol requeue 100_0\n"  # SLURM_JOB_ID would requeue the whole array
+    (line,) = attempts(lab.run)
+    assert line["cause"] == "signalled" and 3 <= line["step_to"] < 20
+    assert lab.attempt(restarts=1) == 0
+    assert [a["cause"] for a in attempts(lab.run)] == ["signalled", "done"]
+    assert attempts(lab.run)[1]["step_from"] == line["step_to"]
+
+
+def _stop_when_at_step(run: Path, step: int) -> None:
+    """TERM to the trainer, whose pid the stand-in's log folder does not tell: found by its command line under /proc."""
+    metrics = run / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step)
+    mine = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, run)]
+    for process in mine:
+        os.kill(int(process.name), signal.SIGUSR2)
+        os.kill(int(process.name), signal.SIGUSR2)  # in a container it comes twice
+
+
+def _is_worker(process: Path, run: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"tests.jobs.standin" in words and str(run).encode() in words
+
+
+def test_slurm_that_took_the_job_itself_is_not_asked_again(lab: Lab) -> None:
+    lab.launch([point(0)])
+    (lab.fake / "job").write_text("JobState=COMPLETING Restarts=1 PreemptTime=None")
+    process = lab.start(STANDIN_STEP_S="0.05")
+    _stop_when_at_step(lab.run, 2)
+    assert process.wait(timeout=60) == 85
+    assert attempts(lab.run)[0]["cause"] == "requeued"
+    assert calls(lab.fake) == ""
+
+
+def test_a_user_error_is_not_queued_again(lab: Lab) -> None:
+    lab.launch([point(0, trainer__experiment_name="crash")])
+    assert lab.attempt() == 1
+    assert attempts(lab.run)[0]["cause"] == "error" and calls(lab.fake) == ""
+    assert "told to crash" in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+
+
+def test_an_unfit_node_is_left_and_avoided(lab: Lab) -> None:
+    lab.launch([point(0, cluster={"min_shm_gb": 1e6})])
+    assert lab.attempt() == 77
+    assert attempts(lab.run)[0]["bad_nodes"] == ["n1"]
+    assert calls(lab.fake) == "scontrol requeue 100_0\nscontrol update JobId=100_0 ExcNodeList=n1\n"
+    assert not (lab.run / "metrics.jsonl").exists()
+    for restart in range(1, 4):
+        lab.attempt(restarts=restart)
+    assert calls(lab.fake).count("requeue") == 3  # max_bad_nodes
+    assert "used up" in attempts(lab.run)[-1]["why"]
+
+
+def test_an_attempt_that_died_with_its_node_is_written_down_by_the_next(lab: Lab) -> None:
+    lab.launch([point(0)])
+    process = lab.start(STANDIN_STEP_S="10")
+    log = lab.run / "logs/attempt_1/rank_0.log"
+    until(lambda: log.exists() and "rank 0" in log.read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    for orphan in [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, lab.run)]:
+        os.kill(int(orphan.name), signal.SIGKILL)
+    (lab.fake / "sacct").write_text("NODE_FAIL|0:0|n1|2026-01-01T00:00:00\nRUNNING|0:0|n2|Unknown\n")
+    assert lab.attempt(restarts=1) == 0
+    lost, done = attempts(lab.run)
+    assert (lost["cause"], lost["attempt"], lost["nodes"]) == ("node_failure", 1, "n1")
+    assert (done["cause"], done["attempt"]) == ("done", 2)
+
+
+def test_no_override_can_inject_shell(lab: Lab) -> None:
+    evil = "x'; touch PWNED; $(touch PWNED) `touch PWNED` \"\n#SBATCH --uid=0"
+    with pytest.raises(Exception, match="experiment_name"):
+        lab.launch([point(0, f"trainer.experiment_name={evil}", trainer__experiment_name=evil, trainer__nope=1)])
+    lab.launch(
+        [point(0, f"trainer.experiment_name={evil}", trainer__project_name="p; touch PWNED")], sweep="$(touch PWNED)"
+    )
+    assert lab.attempt() == 0
+    assert not list(lab.sweep.parent.rglob("PWNED")) and not Path("PWNED").exists()
+    assert "--uid=0" not in (lab.fake / "script0").read_text()
+
+
+def test_secrets_are_in_no_file(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-k3y")
+    lab.launch([point(0)])
+    assert lab.attempt() == 0
+    for path in (p for p in lab.sweep.rglob("*") if p.is_file()):
+        assert b"s3cr3t-k3y" not in path.read_bytes(), path
+
+
+def test_leaked_slurm_variables_do_not_reach_sbatch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/x.conf")
+    lab.launch([point(0)])
+    seen = (lab.fake / "sbatch.env").read_text()
+    assert "SLURM_CPU_BIND" not in seen and "SLURM_CONF=/etc/x.conf" in seen
+
+
+def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
+    lab.launch([point(0)])
+    assert read_json(lab.run / "job.json")["git"].keys() <= {"commit", "dirty"}
+    code = lab.sweep / "code"
+    assert (code / "trainer/worker.py").exists() and (code / "conf/config.yaml").exists()
+    put(code / "jobs", "attempt.py", "not used: the test's own tree comes first on PYTHONPATH only after the snapshot")
+    assert lab.attempt() == 1  # the snapshot is what runs, broken as it is now
+
+
+def test_the_payload_holds_strings_only(lab: Lab) -> None:
+    lab.launch([point(0)])
+    code = "import sys, submitit.core.utils as u; d = u.DelayedSubmission.load(sys.argv[1]); print(vars(d.function))"
+    pickle = next(iter(lab.sweep.glob(".submitit/*/*_submitted.pkl")))
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(pickle)], capture_output=True, text=True, timeout=30, cwd=ROOT
+    )
+    assert out.stdout.strip() == str({"run": str(lab.run)}), out.stderr
+    assert json.loads((lab.run / "job.json").read_text())["overrides"] == []
