@@ -38,7 +38,9 @@ class Batch:
         cu = torch.zeros(len(lengths or []) + 1, dtype=torch.int64)
         if lengths:
             cu[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
-        return cls(cu, {name: torch.cat(list(parts)) for name, parts in columns.items() if len(parts)}, dict(rows or {}))
+        return cls(
+            cu, {name: torch.cat(list(parts)) for name, parts in columns.items() if len(parts)}, dict(rows or {})
+        )
 
     def __len__(self) -> int:
         return int(self.cu_seqlens.numel()) - 1

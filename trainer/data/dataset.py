@@ -1,0 +1,126 @@
+"""Data sets: a numbered row of samples that become tokens when they are asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from trainer.data.encode import Encoder
+from trainer.data.example import Example
+from trainer.data.fields import Keys, Sample, read_sample
+from trainer.data.files import digest
+from trainer.data.forked import ordered_map
+from trainer.data.tables import Table, open_table
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """What tells one data set from another. It doesn't depend on where the files lie."""
+
+    name: str
+    """For messages: file names and number of samples."""
+    digest: str
+
+
+class Dataset(Protocol):
+    """Samples 0 .. len-1. ``ds[i]`` is the same in every process."""
+
+    fingerprint: Fingerprint
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Example:
+        """Sample ``index``. Raises UserError when it is not fit to train on."""
+        ...
+
+
+class FileDataset:
+    """Rows of several files, one after another.
+
+    ``key`` (such as ``data.train_files``) stands in messages. ``limit`` keeps only the first rows. ``filter_prompts``
+    leaves out rows whose prompt is longer than ``max_prompt_length``, which tokenizes every prompt once,
+    ``num_workers`` processes at a time. The first row of each file is read and checked at once.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        keys: Keys,
+        encoder: Encoder,
+        *,
+        key: str = "data.train_files",
+        limit: int | None = None,
+        filter_prompts: bool = False,
+        num_workers: int = 0,
+    ) -> None:
+        self._tables: list[Table] = [open_table(p) for p in paths]
+        self._keys, self._encoder = keys, encoder
+        self._ends = list(accumulate(len(t) for t in self._tables))
+        self._rows: Sequence[int] = range(self._ends[-1] if limit is None else min(limit, self._ends[-1]))
+        names = ", ".join(p.name for p in paths)
+        if not self._rows:
+            raise UserError(f"{key}: {names} has no rows")
+        for start in [0, *self._ends[:-1]]:
+            if start < len(self._rows):
+                self._sample(start)
+        if filter_prompts:
+            total = len(self._rows)
+            self._rows = [i for i, fits in zip(self._rows, self._fitting(num_workers), strict=True) if fits]
+            if not self._rows:
+                raise UserError(
+                    f"{key}: all {total} prompts of {names} are longer than data.max_prompt_length; "
+                    "raise it or set data.filter_overlong_prompts=False"
+                )
+        content = xxhash.xxh3_128()
+        for part in (*map(digest, paths), repr(sorted(asdict(keys).items())), str(len(self._rows))):
+            content.update(part.encode() + b"\0")
+        self.fingerprint = Fingerprint(name=f"{names} ({len(self._rows)} samples)", digest=content.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Example:
+        sample, table, row = self._sample(self._rows[index])
+        return self._encoder.encode(sample, index=index, file=str(table.path), row=row)
+
+    def _sample(self, position: int) -> tuple[Sample, Table, int]:
+        which = bisect_right(self._ends, position)
+        table = self._tables[which]
+        i = position - (self._ends[which - 1] if which else 0)
+        row = table.number(i)
+        sample = read_sample(table.read(i), self._keys, f"{table.path}, row {row}", table.path.stem)
+        return sample, table, row
+
+    def _fitting(self, num_workers: int) -> Iterator[bool]:
+        """For each row, whether its prompt fits."""
+        size = 256
+        spans = [(k, min(k + size, len(self._rows))) for k in range(0, len(self._rows), size)]
+
+        def measure(span: tuple[int, int]) -> list[bool]:
+            fits = []
+            for position in self._rows[slice(*span)]:
+                sample, table, row = self._sample(position)
+                fits.append(self._encoder.prompt_fits(sample, f"{table.path}, row {row}"))
+            return fits
+
+        for part in ordered_map(measure, spans, num_workers=min(num_workers, len(spans)), name="prompt filter"):
+            yield from part
+
+
+def require_distinct(train: Dataset, val: Dataset) -> str | None:
+    """A warning when training and validation are the very same samples, else None."""
+    if train.fingerprint == val.fingerprint:
+        return f"validation uses the training samples ({train.fingerprint.name}); val/* says nothing about new prompts"
+    return None
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """The fingerprint as plain data for a checkpoint."""
+    return asdict(dataset.fingerprint)
