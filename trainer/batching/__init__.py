@@ -8,7 +8,7 @@ from trainer.batching.budget import lowered_budget, mean_lengths, measured_budge
 from trainer.batching.calibrate import Calibration, Calibrator, calibrate
 from trainer.batching.clip import adaptive_clip
 from trainer.batching.cost import CostModel, ModelShape
-from trainer.batching.plan import Plan, plan
+from trainer.batching.planner import Plan, plan
 from trainer.batching.recovery import after_out_of_memory
 from trainer.batching.static import static_plan
 

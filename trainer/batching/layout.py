@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.units import Cargo
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,9 @@ class Layout:
     def members(self) -> list[list[Ints]]:
         """Indices of sequences, [rank][k], ascending inside a micro-batch but for groups, which stand together."""
         order = np.argsort(self.bins, kind="stable")
-        ends = np.cumsum(np.bincount(self.bins, minlength=int(self.counts.sum())))
-        parts = np.split(order, ends[:-1])
-        at = np.concatenate([[0], np.cumsum(self.counts)])
-        return [parts[a:b] for a, b in pairwise(at)]
+        ends = [0, *np.cumsum(np.bincount(self.bins, minlength=int(self.counts.sum()))).tolist()]
+        parts = [order[a:b] for a, b in pairwise(ends)]
+        return per_rank(parts, self.counts)
 
     def ordered(self, cargo: Cargo, cost: CostModel, *, together: bool) -> Layout:
         """The same load with heavy micro-batches first, so that the allocator reuses the blocks of the first ones.
@@ -69,3 +71,9 @@ class Layout:
             rank = np.repeat(np.arange(self.counts.size), self.counts)
             new[np.lexsort((np.arange(tokens.size), -weight, -tokens, rank))] = np.arange(tokens.size)
         return Layout(new[self.bins], self.counts)
+
+
+def per_rank(values: list[T], counts: Ints) -> list[list[T]]:
+    """One value per micro-batch, rank by rank, as lists of each rank."""
+    at = [0, *np.cumsum(counts).tolist()]
+    return [values[a:b] for a, b in pairwise(at)]

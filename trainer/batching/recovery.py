@@ -11,8 +11,9 @@ import numpy as np
 from trainer.batching.budget import lowered_budget
 from trainer.batching.cost import Ints
 from trainer.batching.inputs import BUDGET_KEYS
+from trainer.batching.layout import Layout
 from trainer.batching.packing import open_bins
-from trainer.batching.plan import Plan, weigh_plan
+from trainer.batching.planner import Plan, weigh_plan
 from trainer.batching.units import pieces, singles, subset
 
 
@@ -52,7 +53,7 @@ def after_out_of_memory(plan: Plan, k: int, ranks: Collection[int], *, key: str 
     else:
         layout = [[mb for p in rank for mb in p] for rank in parts]
     done = plan.budgets if k else budgets  # what ran before keeps the cap it ran under
-    recovered = weigh_plan(plan.cargo, plan.cost, done, plan.sync, layout, began, padding=plan.padding)
+    recovered = weigh_plan(plan.cargo, plan.cost, done, plan.sync, Layout.of(layout), began)
     return replace(recovered, budgets=budgets)
 
 

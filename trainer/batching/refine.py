@@ -5,18 +5,20 @@ Deterministic: the work is bounded by counts, never by the clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from trainer.batching.cost import Floats, Ints
 
-BLOCK = 4096
-"""Pairs of units weighed at once."""
+FEW, MANY = 192, 2048
+"""Pairs of units weighed at once: first a few against the lightest bins, then many."""
 
 
 class Refiner:
-    """Bins of units with their loads, arranged in rows of ``ranks`` bins; a row costs what its heaviest bin costs."""
+    """Bins of units with their loads, arranged in rows of ``ranks`` bins; a row costs what its heaviest bin costs.
+
+    Bins are numbered ``row * ranks + rank``. ``fills``: caps limit the sum of a bin's tokens; else each unit by itself.
+    ``moves``: units may change bins alone; else they only change places, which keeps counts as they are.
+    """
 
     def __init__(
         self,
@@ -34,95 +36,111 @@ class Refiner:
         count = self.ranks * rows
         # One empty unit per bin, so that moving a unit is swapping it with nothing.
         empty = count if moves else 0
+        self.units = int(cost.size)
         self.cost = np.append(cost, np.zeros(empty))
         self.tokens = np.append(tokens, np.zeros(empty, np.int64))
         self.bins = np.append(bins, np.arange(empty))
-        self.units = int(cost.size)
-        self.load = np.bincount(bins, cost, minlength=count)
+        self.load = np.bincount(bins, cost, minlength=count).astype(np.float64)
         self.cap = np.tile(budgets, rows)
-        self.room = self.cap - np.bincount(bins, tokens, minlength=count).astype(np.int64)
+        self.room = self.cap - np.rint(np.bincount(bins, tokens, minlength=count)).astype(np.int64)
+        self.mixed = bool(buckets.size) and int(buckets.min()) != int(buckets.max())
+        self.unit_bucket = buckets
         self.bucket = np.full(count, -1, np.int64)
         self.bucket[bins] = buckets
-        self.unit_bucket = buckets
-        self.mixed = bool(buckets.size) and int(buckets.min()) != int(buckets.max())
-        order = np.argsort(self.bins, kind="stable")
-        ends = np.cumsum(np.bincount(self.bins, minlength=count))
-        self.held: list[list[int]] = [part.tolist() for part in np.split(order, ends[:-1])]
-
-    @property
-    def path(self) -> float:
-        """Sum over rows of the heaviest bin."""
-        return float(self.load.reshape(self.rows, self.ranks).max(1).sum())
+        self.held: list[list[int]] = [[] for _ in range(count)]
+        for u, b in enumerate(bins.tolist()):
+            self.held[b].append(u)
+        self.moves = moves
 
     def run(self, tries: int, goal: float) -> None:
-        """At most ``tries`` exchanges, until the critical path is within ``goal`` of the perfect split."""
+        """At most ``tries`` attempts at an exchange, until the path is within ``goal`` of the perfect split."""
+        grid = self.load.reshape(self.rows, self.ranks)
         mean = float(self.load.sum()) / self.ranks
-        stuck = np.zeros(self.rows, np.int64)  # 0: try inside the row, 1: try other rows, 2: nothing helps
+        pace, even = grid.max(1), grid.sum(1) / self.ranks
+        stuck = [0] * self.rows  # 0, 1: try inside the row; 2: try other rows; 3: nothing helps
+        last = 3 if self.rows > 1 else 2
+        free = np.ones(self.rows)
         for _ in range(tries):
-            grid = self.load.reshape(self.rows, self.ranks)
-            excess = grid.max(1) - grid.mean(1)
-            if float(excess.sum()) <= goal * mean:
-                return
-            excess[stuck == 2] = 0.0
+            excess = (pace - even) * free
             row = int(excess.argmax())
-            if excess[row] <= 0.02 * goal * mean:
+            if float(excess.sum()) <= goal * mean or excess[row] <= 0.02 * goal * mean:
                 return
             heavy = row * self.ranks + int(grid[row].argmax())
-            other = self._exchange(heavy, row, inside=stuck[row] == 0)
+            if stuck[row] < 2:
+                other = self._inside(heavy, row, MANY if stuck[row] else FEW)
+            else:
+                other = self._across(heavy, row, pace)
             if other < 0:
                 stuck[row] += 1
-            else:
-                stuck[row] = stuck[other // self.ranks] = 0
+                free[row] = stuck[row] < last
+                continue
+            for changed in {row, other // self.ranks}:
+                pace[changed], even[changed] = grid[changed].max(), grid[changed].sum() / self.ranks
+                stuck[changed], free[changed] = 0, 1.0
 
-    def _partners(self, heavy: int, row: int, inside: bool) -> Iterator[int]:
-        """Bins that may take load off ``heavy``, those with most slack below the pace of their row first."""
-        if inside:
-            first = row * self.ranks
-            order = first + np.argsort(self.load[first : first + self.ranks], kind="stable")
-        else:
-            pace = self.load.reshape(self.rows, self.ranks).max(1)
-            order = np.argsort(self.load - np.repeat(pace, self.ranks), kind="stable")
-        wanted = self.bucket[heavy]
-        for b in order.tolist():
-            if b != heavy and (inside or b // self.ranks != row):
-                if self.mixed and self.bucket[b] not in (-1, wanted):
-                    continue
-                yield b
-
-    def _exchange(self, heavy: int, row: int, *, inside: bool) -> int:
-        """Make the best swap of a unit of ``heavy`` with a unit (or nothing) of another bin; that bin, or -1."""
-        mine = [u for u in self.held[heavy] if u < self.units]
-        theirs: list[int] = []
-        for b in self._partners(heavy, row, inside):
-            theirs += self.held[b]
-            if len(theirs) * len(mine) > BLOCK:
-                break
-        if not theirs or not mine:
+    def _inside(self, heavy: int, row: int, block: int) -> int:
+        """Level ``heavy`` with a lighter bin of its row as far as one swap can; that bin, or -1."""
+        first = row * self.ranks
+        order = (first + self.load[first : first + self.ranks].argsort(kind="stable")).tolist()
+        pairs = self._pairs(heavy, order, block)
+        if pairs is None:
             return -1
+        i, j, bins, gain = pairs
+        top = float(self.load[heavy])
+        score: Floats = np.maximum(-gain, gain - (top - self.load[bins]))
+        return self._take(i, j, bins, gain, score, heavy, top)
+
+    def _across(self, heavy: int, row: int, pace: Floats) -> int:
+        """Move load from ``heavy`` to where another row waits anyway; the bin that takes it, or -1."""
+        first = row * self.ranks
+        mates = self.load[first : first + self.ranks]
+        top = float(self.load[heavy])
+        floor = float(np.partition(mates, -2)[-2] - top) if self.ranks > 1 else -top
+        wait = (self.load.reshape(self.rows, self.ranks) - pace[:, None]).reshape(-1)
+        order = wait.argsort(kind="stable")[: MANY // 8]
+        pairs = self._pairs(heavy, order[order // self.ranks != row].tolist(), MANY)
+        if pairs is None:
+            return -1
+        i, j, bins, gain = pairs
+        score: Floats = np.maximum(floor, -gain) + np.maximum(0.0, gain + wait[bins])
+        return self._take(i, j, bins, gain, score, heavy, top)
+
+    def _pairs(self, heavy: int, partners: list[int], block: int) -> tuple[Ints, Ints, Ints, Floats] | None:
+        """Units of ``heavy`` [i], units of partners [j], the bins of these, the cost that each swap moves [i, j]."""
+        mine = self.held[heavy]
+        if not mine:
+            return None
+        theirs: list[int] = []
+        most = block // len(mine)
+        wanted = int(self.bucket[heavy]) if self.mixed else 0
+        for b in partners:
+            if b == heavy or (self.mixed and self.bucket[b] not in (-1, wanted)):
+                continue
+            theirs += self.held[b]
+            if self.moves:
+                theirs.append(self.units + b)
+            if len(theirs) >= most:
+                break
+        if not theirs:
+            return None
         i, j = np.array(mine), np.array(theirs)
-        bins = self.bins[j]
-        gain = self.cost[i][:, None] - self.cost[j]
+        return i, j, self.bins[j], self.cost[i][:, None] - self.cost[j]
+
+    def _take(self, i: Ints, j: Ints, bins: Ints, gain: Floats, score: Floats, heavy: int, top: float) -> int:
+        """Make the allowed swap of the lowest score, when that is below 0; the partner's bin, or -1."""
         size_i, size_j = self.tokens[i][:, None], self.tokens[j]
+        allowed = gain > 0
         if self.fills:
             grow = size_i - size_j
-            allowed = (gain > 0) & (grow <= self.room[bins]) & (-grow <= self.room[heavy])
+            allowed &= grow <= self.room[bins]
+            allowed &= grow >= -self.room[heavy]
         else:
-            allowed = (gain > 0) & (size_i <= self.cap[bins]) & (size_j <= self.cap[heavy])
-        top = float(self.load[heavy])
-        after = self.load[bins] + gain
-        if inside:
-            score = np.maximum(top - gain, after) - top
-        else:
-            first = row * self.ranks
-            others = np.delete(self.load[first : first + self.ranks], heavy - first)
-            second = float(others.max()) if others.size else 0.0
-            pace = self.load.reshape(self.rows, self.ranks).max(1)[bins // self.ranks]
-            score = np.maximum(second, top - gain) - top + np.maximum(0.0, after - pace)
+            allowed &= (size_i <= self.cap[bins]) & (size_j <= self.cap[heavy])
         score[~allowed] = np.inf
         best = int(score.argmin())
-        if not score.flat[best] < -1e-9 * top:
-            return -1
         a, b = divmod(best, j.size)
+        if not score[a, b] < -1e-9 * top:
+            return -1
         self._swap(int(i[a]), int(j[b]))
         return int(bins[b])
 
@@ -143,5 +161,5 @@ class Refiner:
             self.held[a].append(j)
         if self.mixed:
             self.bucket[b] = self.unit_bucket[i]
-            if len(self.held[a]) == 1:
+            if not self.held[a]:
                 self.bucket[a] = -1

@@ -34,7 +34,7 @@ def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_grou
 
 def tries(units: int) -> int:
     """Exchanges that refinement may make: what 5 ms hold for 256 units, and 100 ms for 8,192."""
-    return 30 + units // 16
+    return 36 + units // 32
 
 
 def by_step(units: Units, budgets: Ints) -> Layout:
@@ -83,11 +83,12 @@ def candidates(units: Units, budgets: Ints) -> list[tuple[Ints, int]]:
         return [bucketed(units, budgets)]
     fewest = max(1, -(-int(units.tokens.sum()) // int(budgets.sum())))
     found: list[tuple[Ints, int]] = []
+    enough = (1.0 + 2.0 * ROW_WORTH) * float(units.cost.sum()) / ranks
     for rows in count(fewest):
         bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
         if bins is not None:
             found.append((bins, rows))
-            if len(found) == 2 or rows * ranks > len(units):
+            if len(found) == 2 or rows * ranks > len(units) or _path(bins, units.cost, rows, ranks) <= enough:
                 break
     even = -(-int(units.tokens.sum()) // (ranks * int(budgets.min())))
     if even > found[-1][1]:

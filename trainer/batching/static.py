@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from trainer.batching.cost import TOKENS, CostModel, Ints
 from trainer.batching.inputs import check_lengths
-from trainer.batching.plan import Plan, make_cargo
+from trainer.batching.planner import Plan, make_cargo
 from trainer.errors import UserError
 
 

@@ -22,7 +22,7 @@ from trainer.batching.inputs import (
     check_prompts,
     check_shared,
 )
-from trainer.batching.layout import Layout
+from trainer.batching.layout import Layout, per_rank
 from trainer.batching.units import Cargo
 from trainer.errors import UserError
 
@@ -72,7 +72,7 @@ class Plan:
         """
         layout = Layout.of(self.micro_batches)
         _, squares = layout.weigh(self.cargo, CostModel(0.0, 1.0))
-        return [part.tolist() for part in np.split(squares, np.cumsum(layout.counts)[:-1])]
+        return per_rank(squares.tolist(), layout.counts)
 
     @property
     def efficiency(self) -> float:
@@ -175,31 +175,20 @@ def make_cargo(
 def finish(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float) -> Plan:
     """Order a layout heavy to light, weigh it, prove the cap and state the bounds."""
     ordered = layout.ordered(cargo, cost, together=sync == "micro")
-    return weigh_plan(cargo, cost, budgets, sync, ordered.members(), began)
+    return weigh_plan(cargo, cost, budgets, sync, ordered, began)
 
 
-def weigh_plan(
-    cargo: Cargo,
-    cost: CostModel,
-    budgets: Ints,
-    sync: Sync,
-    members: list[list[Ints]],
-    began: float,
-    *,
-    padding: int = 0,
-) -> Plan:
-    """The plan of a given layout [rank][k]: weigh it, prove the cap and state the bounds. ``began``: perf_counter."""
-    layout = Layout.of(members)
+def weigh_plan(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float) -> Plan:
+    """The plan of a given layout: weigh it, prove the cap and state the bounds. ``began``: of perf_counter."""
     tokens, weights = layout.weigh(cargo, cost)
     caps = np.repeat(budgets, layout.counts)
     if (tokens > caps).any():
         raise AssertionError(f"a micro-batch holds {int(tokens[tokens > caps][0])} tokens, over its cap")
-    split = np.cumsum(layout.counts)[:-1]
-    per_rank = np.split(weights + cost.overhead, split)
     if sync == "step":
-        path = max(float(w.sum()) for w in per_rank)
+        rank = np.repeat(np.arange(layout.counts.size), layout.counts)
+        path = float(np.bincount(rank, weights + cost.overhead).max())
     else:
-        path = float(np.max(np.stack(per_rank), axis=0).sum())
+        path = float((weights + cost.overhead).reshape(layout.counts.size, -1).max(0).sum())
     own, own_cost = cargo.own_tokens(), cargo.own_costs(cost)
     least_tokens, least_cost = int(own.sum()), float(own_cost.sum())
     if cargo.shared:
@@ -208,9 +197,9 @@ def weigh_plan(
     fewest = bounds.micro_batches_bound(own, budgets, total=least_tokens)
     bound = bounds.path_bound(own_cost, own, budgets, total=least_cost, sync=sync)
     return Plan(
-        micro_batches=members,
-        tokens=[part.tolist() for part in np.split(tokens, split)],
-        costs=[part.tolist() for part in np.split(weights, split)],
+        micro_batches=layout.members(),
+        tokens=per_rank(tokens.tolist(), layout.counts),
+        costs=per_rank(weights.tolist(), layout.counts),
         budgets=budgets,
         sync=sync,
         critical_path=path,
@@ -219,6 +208,5 @@ def weigh_plan(
         tokens_saved=int(cargo.lengths.sum()) - int(tokens.sum()),
         cargo=cargo,
         cost=cost,
-        padding=padding,
         plan_ms=(perf_counter() - began) * 1e3,
     )
