@@ -6,6 +6,7 @@ reads at its step boundary. A second INT ends the process at once.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -28,7 +29,14 @@ def install() -> None:
     """
     for number in CAUGHT:
         signal.signal(number, _note)
+    atexit.register(_ignore)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
+
+
+def _ignore() -> None:
+    """On the way out Python puts the default actions back: a second signal then would kill a process that has saved."""
+    for number in CAUGHT:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

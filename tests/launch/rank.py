@@ -25,22 +25,26 @@ def main(run_dir: Path) -> int:
     environment.prepare()
     info = environment.rank_from_environment()
     here = Path(run_dir)
+    slurm = sorted(k for k in os.environ if k.startswith(("SLURM_", "PLIMSOLL_SLURM")))
     with (here / f"started_{info.rank}").open("a") as file:
-        file.write(f"{os.getpid()} {info} {os.environ['OMP_NUM_THREADS']} {info.master_port}\n")
+        file.write(f"{os.getpid()} {info} {slurm} {os.environ['OMP_NUM_THREADS']} {info.master_port}\n")
     sys.stdout.write(f"rank {info.rank} is here\n")
     sys.stdout.flush()
     plan = dict(part.split("=") for part in os.environ.get("RANK_PLAN", "").split(",") if part)
     try:
         return act(plan.get(str(info.rank), "finish"), here, info)
     except Exception as error:
-        return report_error(error)
+        code = report_error(error)
+        if plan.get(str(info.rank)) == "hang":  # destroying its communicator waits for the peers
+            act("deaf", here, info)
+        return code
 
 
 def act(what: str, here: Path, info: environment.RankInfo) -> int:
     deadline = time.monotonic() + BOUND_S
     if what == "finish":
         return 0
-    if what == "crash":
+    if what in ("crash", "hang"):
         wait_for(here, info)
         raise RuntimeError("the tensor is on fire")
     if what == "wrong":
@@ -66,6 +70,10 @@ def act(what: str, here: Path, info: environment.RankInfo) -> int:
             time.sleep(0.01)
         (here / f"saved_{info.rank}").write_text(str(signals.requested()))
         return 85
+    if what == "leave":  # ends in order, but what it started does not
+        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({BOUND_S})"])
+        (here / f"grandchild_{info.rank}").write_text(str(child.pid))
+        return 0
     if what == "deaf":  # stuck in a collective: never reaches its step boundary
         child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({BOUND_S})"])
         (here / f"grandchild_{info.rank}").write_text(str(child.pid))

@@ -65,12 +65,13 @@ def assert_gone(numbers: list[int]) -> None:
 
 
 def test_ranks_know_their_places_and_share_the_cores(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_NTASKS="9", PLIMSOLL_SLURM="1"))
+    code, out = finish(start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_JOB_ID="9", PLIMSOLL_SLURM="1"))
     assert code == 0 and out == "rank 0 is here\n"
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     for rank in (0, 1):
         line = (tmp_path / f"started_{rank}").read_text()
         assert f"rank={rank}, world_size=2, local_rank={rank}, local_world_size=2, master_addr='127.0.0.1'" in line
+        assert "['SLURM_JOB_ID']" in line
         assert int(line.split()[-2]) <= threads
         log = tmp_path / "logs" / "attempt_1" / f"rank_{rank}.log"
         assert log.read_text() == f"rank {rank} is here\n" and log.stat().st_mode & 0o077 == 0
@@ -119,6 +120,18 @@ def test_a_rank_stuck_in_a_collective_is_ended_with_all_it_started(tmp_path: Pat
     code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash"))
     assert code == 1 and time.monotonic() - began < BOUND_S
     assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
+    assert_gone(pids(tmp_path))
+
+
+def test_a_failed_rank_that_hangs_on_its_way_out_does_not_hold_the_run(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "0=deaf,1=hang"))
+    assert code == 1 and out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
+    assert "Rank 1 failed first: exit code 1." in out
+    assert_gone(pids(tmp_path))
+
+
+def test_what_a_rank_left_behind_is_ended(tmp_path: Path) -> None:
+    assert finish(start(tmp_path, 2, "1=leave"))[0] == 0
     assert_gone(pids(tmp_path))
 
 

@@ -47,6 +47,23 @@ def test_the_second_interrupt_ends_it() -> None:
     assert child("SIGINT", "SIGINT") == (-signal.SIGINT, "")
 
 
+def test_a_signal_on_the_way_out_changes_nothing() -> None:
+    """A process that has saved still has to end with its own code, however late the next signal comes."""
+    code = """
+import os, signal, sys
+from trainer import signals
+class Late:
+    def __del__(self):
+        for number in signals.CAUGHT:
+            os.kill(os.getpid(), number)
+signals.install()
+sys.late = Late()  # deleted when the interpreter is being taken down
+sys.exit(85)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (85, "")
+
+
 def test_children_started_while_held_get_the_signal_when_they_are_ready() -> None:
     with signals.held():
         process = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)

@@ -36,6 +36,14 @@ def test_a_resumed_record_equals_an_uninterrupted_one(
     assert (folder / "resumed").read_bytes() == (folder / "whole").read_bytes()
 
 
+def test_a_last_line_without_its_end_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text('{"step": 1}\n{"step": 2}')
+    file = MetricsFile(tmp_path / "m", 2)
+    file.append({"step": 3})
+    file.close()
+    assert [r["step"] for r in read_metrics(tmp_path / "m")] == [1, 3]
+
+
 def test_a_validation_before_the_first_step_is_not_kept_twice(tmp_path: Path) -> None:
     for _ in range(2):  # the first attempt dies before any checkpoint
         file = MetricsFile(tmp_path / "m", 0)

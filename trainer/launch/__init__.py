@@ -24,6 +24,7 @@ __all__ = ["new_attempt", "report_error", "run"]
 WORKER_MODULE = "PLIMSOLL_WORKER_MODULE"
 """The module that is a rank (tests put a small one here)."""
 PORT_TRIES = 3
+OF_A_SLURM_RANK = {environment.SLURM_SWITCH, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"}
 
 
 def run(config: object, run_dir: Path, ranks: int) -> int:
@@ -114,8 +115,8 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 def _child_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     env = dict(os.environ)
-    for leaked in [k for k in env if k.startswith("SLURM_") or k == environment.SLURM_SWITCH]:
-        del env[leaked]  # these ranks are ours, whatever allocation the launcher happens to stand in
+    for leaked in [k for k in env if k in OF_A_SLURM_RANK or k.startswith("SLURM_STEP_")]:
+        del env[leaked]  # these ranks are ours, whatever task the launcher happens to be
     env.update(
         RANK=str(rank),
         WORLD_SIZE=str(ranks),

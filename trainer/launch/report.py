@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
 import threading
+import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -45,28 +48,50 @@ def report_error(error: BaseException) -> int:
     """
     brief = isinstance(error, UserError) and os.environ.get("HYDRA_FULL_ERROR") != "1"
     text = f"Error: {error}" if brief else "".join(traceback.format_exception(error)).rstrip()
+    code = EXIT_USER if isinstance(error, UserError) else 1
     path = os.environ.get(ERROR_FILE)
-    if path is None or not _leave(Path(path), text):
+    if path is None or not _leave(Path(path), code, text):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-    return EXIT_USER if isinstance(error, UserError) else 1
+    return code
 
 
-def _leave(path: Path, text: str) -> bool:
+def _leave(path: Path, code: int, text: str) -> bool:
+    temporary = path.with_suffix(".tmp")  # the launcher looks for the file at any time: it must be whole
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text + "\n")
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump({"code": code, "time": time.time(), "text": text}, file)
+        temporary.replace(path)
         return True
     except OSError:  # a full disk is a likely reason to be here
         return False
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a failing rank left in its error file."""
+
+    code: int
+    """The exit code it meant to end with."""
+    time: float
+    """When it failed, time.time(): the file's own time may be another machine's."""
+    text: str
+
+
+def read_error(error_file: Path) -> Left | None:
+    """What a rank left; None when it left nothing."""
+    try:
+        return Left(**json.loads(error_file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def error_of(log: Path, error_file: Path) -> str:
     """A rank's error: what it left in its error file (also appended to its log), else the tail of its log."""
-    try:
-        text = error_file.read_text(errors="replace").rstrip()
-    except OSError:
+    left = read_error(error_file)
+    if left is None:
         return tail(log)
+    text = left.text
     try:
         with open(log, "a") as file:
             file.write(text + "\n")

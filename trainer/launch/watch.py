@@ -16,12 +16,15 @@ from types import FrameType
 
 from trainer import signals
 from trainer.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER
+from trainer.launch.report import read_error
 
 KILL_GRACE_S = "PLIMSOLL_KILL_GRACE_S"
 """Seconds between TERM and KILL for ranks whose peer has failed (default 10)."""
 FINISH_GRACE_S = "PLIMSOLL_FINISH_GRACE_S"
 """Seconds that ranks may go on after the first one finished in order (default 600: a last save)."""
 PUMP_S = 2.0
+LOOK_S = 0.5
+"""How often the launcher looks for errors that ranks left before they ended."""
 
 
 @dataclass
@@ -48,12 +51,16 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def verdict(self) -> int:
+        """Its exit code, or what it left in its error file when it was killed on its way out."""
+        code = self.code if self.code is not None else 1
+        left = read_error(self.error_file) if code < 0 else None
+        return code if left is None else left.code
+
     def error_time(self) -> float:
-        """When its error was raised: the error file's time, else its end."""
-        try:
-            return self.error_file.stat().st_mtime
-        except OSError:
-            return self.ended_at
+        """When it failed: as it says itself, else its end."""
+        left = read_error(self.error_file)
+        return self.ended_at if left is None else left.time
 
 
 @dataclass
@@ -107,14 +114,15 @@ def _until_all_ended(children: Sequence[Child], events: queue.SimpleQueue[tuple[
     interrupts = 0
     while running := [c for c in children if c.code is None]:
         try:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
             kind, rank, value = events.get(timeout=wait)
         except queue.Empty:
-            kind, rank, value = "deadline", -1, 0
-        stop = False
+            kind, rank, value = "look", -1, 0
+        # A rank that failed may hang on its way out (its peers are in a collective): what it left is enough.
+        stop = ending.stopped_at is None and any(c.error_file.exists() for c in running)
         if kind == "ended":
             children[rank].code, children[rank].ended_at = value, time.time()
-            stop = value not in (EXIT_OK, EXIT_REQUEUE) and ending.stopped_at is None
+            stop = stop or (value not in (EXIT_OK, EXIT_REQUEUE) and ending.stopped_at is None)
             if deadline is None:
                 deadline = time.monotonic() + finish_grace
         elif kind == "signal":
@@ -122,6 +130,8 @@ def _until_all_ended(children: Sequence[Child], events: queue.SimpleQueue[tuple[
             ending.interrupted = interrupts > 1
             for child in running:
                 child.kill() if ending.interrupted else child.send(value)
+        elif deadline is None or time.monotonic() < deadline:
+            pass
         elif ending.stopped_at is None:
             stop, ending.lagging = True, tuple(c.rank for c in running)
         else:
@@ -157,13 +167,13 @@ def judge(children: Sequence[Child], ending: Ending) -> Verdict:
     """
     if ending.interrupted:
         return Verdict(128 + signal.SIGINT, None, "interrupted twice")
-    bad = [c for c in children if c.code not in (EXIT_OK, EXIT_REQUEUE)]
+    bad = [c for c in children if c.verdict() not in (EXIT_OK, EXIT_REQUEUE)]
     if not bad:
         requeue = any(c.code == EXIT_REQUEUE for c in children)
         return Verdict(EXIT_REQUEUE if requeue else EXIT_OK, None, "finished")
     own = [c for c in bad if ending.stopped_at is None or c.error_time() <= ending.stopped_at] or bad
-    first = min(own, key=lambda c: (c.code != EXIT_USER, c.error_time()))
-    code = first.code or 1
+    first = min(own, key=lambda c: (c.verdict() != EXIT_USER, c.error_time()))
+    code = first.verdict()
     if first.rank in ending.lagging:
         return Verdict(128 - code if code < 0 else code, first.rank, "it went on long after another rank had finished")
     if code < 0:
