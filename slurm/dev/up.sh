@@ -8,6 +8,7 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 export PATH=$PATH:/usr/sbin:/sbin SLURM_CONF=$LAB/conf/slurm.conf
 [ "$(id -u)" = 0 ] || { echo "up.sh starts daemons as root; run it as root, or use hydra/launcher=local" >&2; exit 1; }
 mkdir -p "$LAB"/{log,state,spool,pid,munge,conf,dev,mysql,mysqlrun}; chmod 755 "$LAB" "$LAB"/munge
+trap 'echo "up.sh failed in line $LINENO; see $LAB/log" >&2; tail -n 3 "$LAB"/log/*install* >&2 2>/dev/null' ERR
 say() { printf '[%3ds] %s\n' "$SECONDS" "$*"; }
 wait_for() { local what=$1 tries=$2; shift 2; for _ in $(seq "$tries"); do "$@" >/dev/null 2>&1 && return; sleep .1; done
   echo "$what did not come up; see $LAB/log" >&2; exit 1; }

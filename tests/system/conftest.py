@@ -1,0 +1,80 @@
+"""Real daemons: a private one-machine Slurm for the session, and a small Apptainer image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
+
+
+def _free_base_port() -> int:
+    """A port with 20 free ones after it: each lab needs its own range."""
+    for base in range(28200 + os.getpid() % 500, 31000, 40):
+        try:
+            for port in (base, base + 1, *range(base + 11, base + 15)):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    pytest.skip("no free ports for a private Slurm")
+
+
+@pytest.fixture(scope="session")
+def slurm_lab() -> Iterator[Path]:
+    """The folder of a running lab; SLURM_CONF points to it while the session lasts."""
+    if os.getuid() != 0:
+        pytest.skip("the Slurm lab starts daemons and must be root")
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    missing = [tool for tool in DAEMONS if shutil.which(tool, path=path) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed; slurm/dev/install.sh installs them on Debian")
+    lab = Path(tempfile.mkdtemp(prefix="plimsoll-slurm-"))  # pytest's own folders are closed to MariaDB's user
+    os.chmod(lab, 0o755)
+    up = subprocess.run(
+        [str(ROOT / "slurm/dev/up.sh"), str(lab), "4", str(_free_base_port())],
+        capture_output=True, text=True, timeout=180, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        if up.returncode:
+            pytest.fail(f"the Slurm lab didn't start: {up.stdout}{up.stderr}")
+        before = os.environ.get("SLURM_CONF")
+        os.environ["SLURM_CONF"] = str(lab / "conf/slurm.conf")
+        yield lab
+        os.environ.pop("SLURM_CONF", None)
+        if before is not None:
+            os.environ["SLURM_CONF"] = before
+    finally:
+        subprocess.run([str(ROOT / "slurm/dev/down.sh"), str(lab)], timeout=120, check=False, stdin=subprocess.DEVNULL)
+        shutil.rmtree(lab, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small .sif; see containers/build-test.sh."""
+    if shutil.which("apptainer") is None:
+        pytest.skip("apptainer is not installed; containers/install-apptainer.sh installs it on Debian")
+    sif = tmp_path_factory.mktemp("image") / "test.sif"
+    built = subprocess.run(
+        [str(ROOT / "containers/build-test.sh"), str(sif)], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
+    )  # fmt: skip
+    if built.returncode:
+        pytest.fail(f"the test image wasn't built: {built.stdout[-2000:]}{built.stderr[-2000:]}")
+    return sif
+
+
+def python_binds() -> list[str]:
+    """What an image needs of this machine to run this interpreter: the base Python and the virtual environment."""
+    base = Path(sys.base_prefix).resolve()
+    return sorted({str(base), str(Path(sys.prefix).resolve())})
