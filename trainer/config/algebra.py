@@ -34,8 +34,6 @@ class Sizes:
     """Ranks that share a sequence: context parallel, or Ulysses."""
     heads: int | None = None
     """Query heads of the model; None: not known, not checked."""
-    kv_heads: int | None = None
-    """Key/value heads of the model."""
     layers: int | None = None
     """Layers of the model."""
     experts: int | None = None
@@ -100,7 +98,6 @@ def _model_parallel(sizes: Sizes) -> list[str]:
     found = []
     for name, label, count, size in (
         ("tp", "query heads", sizes.heads, sizes.tp),
-        ("tp", "key/value heads", sizes.kv_heads, sizes.tp),
         ("sp", "query heads", sizes.heads, sizes.cp),
         ("pp", "layers", sizes.layers, sizes.pp),
         ("ep", "experts", sizes.experts or None, sizes.ep),
@@ -133,13 +130,14 @@ def _data_parallel(sizes: Sizes) -> list[str]:
         valid = _near(mini, lambda m: m * n % dp == 0)
         return [
             f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} times rollout.n={n} = {samples} sequences "
-            f"don't divide over dp={dp} ranks ({samples / dp:.2f} each); nearest valid: ppo_mini_batch_size={_join(valid)}"
+            f"don't divide over dp={dp} ranks ({samples / dp:.2f} each); "
+            f"nearest valid: ppo_mini_batch_size={_join(valid)}"
         ]
     if micro is not None and samples // dp % micro:
         return [
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the "
-            f"{samples // dp} sequences of a rank's mini-batch (ppo_mini_batch_size={mini} * n={n} / dp={dp}); nearest valid: "
-            f"ppo_micro_batch_size_per_gpu={_join(_divisors(micro, samples // dp))}"
+            f"{samples // dp} sequences of a rank's mini-batch (ppo_mini_batch_size={mini} * n={n} / dp={dp}); "
+            f"nearest valid: ppo_micro_batch_size_per_gpu={_join(_divisors(micro, samples // dp))}"
         ]
     return []
 

@@ -13,10 +13,10 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def cross_checks(config: Config) -> list[str]:
+def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
     """Everything that contradicts something else, or that is not built, each message with its fix."""
     found = [
-        *_sources(config),
+        *_sources(config, complete),
         *_not_built(config),
         *_sampling(config),
         *budget_checks(config),
@@ -43,11 +43,13 @@ def sizes_of(config: Config) -> Sizes:
     )
 
 
-def _sources(config: Config) -> Iterator[str]:
+def _sources(config: Config, complete: bool) -> Iterator[str]:
     data, trainer = config.data, config.trainer
     files = [name for name in ("train_files", "val_files") if getattr(data, name) is not None]
     if data.task is not None and files:
         yield f"data.task={data.task} and data.{files[0]} are both set; set one of them to null"
+    if not complete:
+        return
     if data.task is None and data.train_files is None and not trainer.val_only:
         yield "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl"
     if data.task is None and data.val_files is None and (trainer.val_only or trainer.test_freq > 0):

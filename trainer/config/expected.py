@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -53,7 +53,7 @@ def describe(annotation: Any, metadata: Any = ()) -> str:
         options = [str(option) for option in get_args(annotation)]
         return options[0] if len(options) == 1 else f"one of {', '.join(options)}"
     if get_origin(annotation) is list:
-        return f"a list [...] of {describe(get_args(annotation)[0])}"
+        return f"a list of {describe(get_args(annotation)[0])}"
     if get_origin(annotation) is dict:
         return "a group of keys"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -80,6 +80,4 @@ def _range(limits: list[Any]) -> str:
             words.append(f"at most {limit.le}")
         elif isinstance(limit, Lt):
             words.append(f"below {limit.lt}")
-        elif isinstance(limit, MinLen):
-            words.append("not empty")
     return f" ({', '.join(words)})" if words else ""

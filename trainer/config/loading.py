@@ -12,26 +12,29 @@ from pydantic import ValidationError
 from trainer.config import keys, verl
 from trainer.config.checks import cross_checks
 from trainer.config.expected import wrong_value
-from trainer.config.problems import raise_all, unknown_key
+from trainer.config.problems import as_error, raise_all, unknown_key
 from trainer.config.schema import Config
 from trainer.errors import UserError
 
 
-def load(settings: Mapping[str, Any] | DictConfig) -> Config:
+def load(settings: Mapping[str, Any] | DictConfig, *, complete: bool = True) -> Config:
     """Fill in defaults, resolve interpolations, check everything.
 
-    ``settings`` is a nested mapping (a composed Hydra config, a frozen file, or a few keys in a test). Raises UserError
-    with every unknown key, wrong value and contradiction at once.
+    ``settings`` is a nested mapping (a composed Hydra config, a frozen file, or a few keys in a test).
+    ``complete=False``, for a plan, lets data and model be missing. Raises UserError with every unknown key, wrong value
+    and contradiction at once.
     """
     tree = _plain(settings)
-    problems = rename_aliases(tree) + _drop_replaced_groups(tree)
-    merged, resolved = _resolve(tree)
+    problems = rename_aliases(tree) + _drop_redundant(tree) + _drop_replaced_groups(tree)
+    try:
+        written, resolved = _resolve(tree)
+    except (OmegaConfBaseException, TypeError, ValueError) as error:
+        raise as_error([*problems, f"settings cannot be resolved: {str(error).splitlines()[0]}"]) from error
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
-        raise_all(problems + _explain(error, merged, resolved))
-        raise AssertionError("unreachable") from error
-    raise_all(problems + cross_checks(config))
+        raise as_error(problems + _explain(error, written, resolved)) from None
+    raise_all(problems + cross_checks(config, complete=complete))
     return config
 
 
@@ -46,6 +49,16 @@ def rename_aliases(tree: dict[str, Any]) -> list[str]:
         if old is not _ABSENT and old != value:
             problems.append(f"{alias} is another name of {key}: set one of them (now {value} and {old})")
         _put(tree, key, value)
+    return problems
+
+
+def _drop_redundant(tree: dict[str, Any]) -> list[str]:
+    """Take out verl's keys that ask for what happens anyway; messages for those that ask for something else."""
+    problems = []
+    for key in verl.REDUNDANT:
+        value = _take(tree, key)
+        if value is not _ABSENT and not verl.is_redundant(key, keys.written(value)):
+            problems.append(unknown_key(key))
     return problems
 
 
@@ -75,12 +88,9 @@ def _copy(value: Any) -> Any:
 
 def _resolve(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """All settings, with interpolations as written and resolved."""
-    try:
-        merged = OmegaConf.merge(keys.defaults(), OmegaConf.create(tree))
-        written = OmegaConf.to_container(merged, resolve=False)
-        resolved = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise UserError(f"settings cannot be resolved: {str(error).splitlines()[0]}") from error
+    merged = OmegaConf.merge(keys.defaults(), OmegaConf.create(tree))
+    written = OmegaConf.to_container(merged, resolve=False)
+    resolved = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(written, dict) and isinstance(resolved, dict)
     return {str(k): v for k, v in written.items()}, {str(k): v for k, v in resolved.items()}
 

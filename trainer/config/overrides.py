@@ -47,6 +47,8 @@ def check(argv: Sequence[str]) -> CommandLine:
         except HydraException as error:
             problems.append(_unreadable(text, error))
             continue
+        if verl.is_redundant(override.key_or_group, text.partition("=")[2]):
+            continue
         problem, renamed = _check_one(override, text, groups)
         problems += [problem] if problem else []
         checked.append(renamed)

@@ -6,12 +6,17 @@ from trainer.config import keys, verl
 from trainer.errors import UserError
 
 
-def raise_all(problems: list[str]) -> None:
-    """One UserError that lists every problem; nothing when there is none."""
+def as_error(problems: list[str]) -> UserError:
+    """One UserError that lists every problem."""
     if len(problems) == 1:
-        raise UserError(problems[0])
+        return UserError(problems[0])
+    return UserError(f"{len(problems)} problems in the settings:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def raise_all(problems: list[str]) -> None:
+    """Raise ``as_error`` unless there is no problem."""
     if problems:
-        raise UserError(f"{len(problems)} problems in the settings:\n" + "\n".join(f"  - {p}" for p in problems))
+        raise as_error(problems)
 
 
 def unknown_key(key: str) -> str:

@@ -24,6 +24,24 @@ ALIASES: dict[str, str] = {
 ALIAS_VALUES: dict[tuple[str, str], bool] = {("actor_rollout.backend", "hybrid"): True}
 """(alias, its value as typed) -> the value of our key."""
 
+REDUNDANT: dict[str, frozenset[str]] = {
+    "actor_rollout_ref.model.use_remove_padding": frozenset({"true"}),
+    f"{_ACTOR}.use_remove_padding": frozenset({"true"}),
+    "actor_rollout_ref.model.lora_rank": frozenset({"0"}),
+    "actor_rollout_ref.model.use_shm": frozenset({"false"}),
+    "actor_rollout_ref.ref.fsdp_config.param_offload": frozenset({"false"}),
+    "actor_rollout_ref.rollout.mode": frozenset({"sync"}),
+    "actor_rollout_ref.rollout.ignore_eos": frozenset({"false"}),
+    "actor_rollout_ref.rollout.multi_turn.enable": frozenset({"false"}),
+    "algorithm.filter_groups.enable": frozenset({"false"}),
+    "algorithm.use_pf_ppo": frozenset({"false"}),
+    "data.trust_remote_code": frozenset({"false"}),
+    "data.validation_shuffle": frozenset({"false"}),
+    "trainer.balance_batch": frozenset({"true"}),
+    "trainer.critic_warmup": frozenset({"0"}),
+}
+"""verl's key -> values, as typed in lower case, that ask for what happens anyway: taken, without effect."""
+
 UNSUPPORTED: dict[str, str] = {
     f"{_ACTOR}.ppo_micro_batch_size": f"it is deprecated; use {_ACTOR}.ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.ref.log_prob_micro_batch_size": (
@@ -143,6 +161,11 @@ _ESTIMATORS = {
 }
 UNSUPPORTED_VALUES: dict[tuple[str, str], str] = {**_ENGINES, **_GENERATORS, **_ESTIMATORS}
 """(key, value) that verl knows -> what to use here."""
+
+
+def is_redundant(key: str, value: str) -> bool:
+    """Whether ``key=value`` asks for what happens anyway."""
+    return value.strip("'\"").lower() in REDUNDANT.get(key, frozenset())
 
 
 def reason_against(key: str) -> str | None:

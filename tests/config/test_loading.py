@@ -1,0 +1,181 @@
+"""One error that lists everything wrong, each with what to type instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.config.helpers import problems, put, run_of
+from trainer.config import load
+from trainer.config.checks import cross_checks
+from trainer.errors import UserError
+
+A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
+
+
+def test_smallest_run_loads_with_verls_names():
+    config = load(run_of())
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+    assert config.trainer.default_local_dir == "runs/plimsoll/run"
+    assert cross_checks(config) == []
+
+
+def test_keys_that_follow_another_follow_it():
+    config = load(run_of(**{f"{A}.ppo_max_token_len_per_gpu": 8192, f"{A}.clip_ratio": 0.1, "trainer.seed": 5}))
+    ref = config.actor_rollout_ref
+    assert ref.ref.log_prob_max_token_len_per_gpu == 8192
+    assert ref.rollout.max_num_batched_tokens == 8192
+    assert config.critic.ppo_max_token_len_per_gpu == config.critic.forward_max_token_len_per_gpu == 16384
+    assert (ref.actor.clip_ratio_low, ref.actor.clip_ratio_high, config.data.seed) == (0.1, 0.1, 5)
+
+
+@pytest.mark.parametrize("budget", [4096, [4096], "auto"])
+def test_budget_is_a_number_a_list_or_auto(budget: object):
+    assert (
+        load(run_of(**{f"{A}.ppo_max_token_len_per_gpu": budget})).actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        == budget
+    )
+
+
+BAD = [
+    # types and ranges
+    ({"data.train_batch_size": "x"}, "data.train_batch_size=x: expected a whole number (at least 1)"),
+    ({"data.train_batch_size": True}, "data.train_batch_size=true: expected a whole number"),
+    ({f"{A}.optim.lr": -1.0}, f"{A}.optim.lr=-1.0: expected a number (at least 0)"),
+    ({f"{A}.optim.lr": float("nan")}, f"{A}.optim.lr=nan: expected a number"),
+    ({f"{A}.optim.betas": [0.9]}, f"{A}.optim.betas=[0.9]: expected a list of a number"),
+    ({f"{A}.zero_stage": 4}, "expected a whole number (at least 0, at most 3)"),
+    ({"data.truncation": "middel"}, "expected one of error, left, right, middle"),
+    ({"trainer.process_on_nodes": "[8]*4"}, "this is a text; write every item, such as [8,8]"),
+    ({"trainer.checkpoint": None}, "trainer.checkpoint=null: expected a group of keys"),
+    ({"critic": 3}, "critic=3: expected a group of keys"),
+    ({"data.seed": "${data.foo}"}, "Interpolation key 'data.foo' not found"),
+    # keys
+    ({"data.train_batchsize": 4}, "unknown key data.train_batchsize; did you mean data.train_batch_size?"),
+    ({"actor.ppo_mini_batch_size": 4}, f"unknown key actor.ppo_mini_batch_size; did you mean {A}.ppo_mini_batch_size?"),
+    ({"zzz": 4}, "unknown key zzz; docs/config.md lists all keys"),
+    ({f"{A}.ppo_micro_batch_size": 4}, f"deprecated; use {A}.ppo_micro_batch_size_per_gpu"),
+    ({f"{A}.strategy": "fsdp"}, f"{A}.strategy=fsdp is not supported: DeepSpeed is the only training engine"),
+    ({f"{A}.fsdp_config.wrap_policy.min": 0}, f"{A}.fsdp_config.wrap_policy.min is not supported: DeepSpeed"),
+    ({f"{R}.multi_turn.enable": True}, f"{R}.multi_turn.enable is not supported: multi-turn"),
+    ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax is not supported: set"),
+    ({"trainer.save_freq": 3, "trainer.checkpoint.save_freq": 4}, "trainer.save_freq is another name of"),
+    # sources
+    ({"data.train_files": "x.jsonl"}, "data.task=arithmetic and data.train_files are both set"),
+    ({"data.task": None}, "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl"),
+    ({"data.task": None, "data.train_files": "x", "trainer.test_freq": 5}, "trainer.test_freq=5, but there is nothing"),
+    ({"actor_rollout_ref.model.path": None}, "no model: set actor_rollout_ref.model.path"),
+    # what isn't built
+    ({f"{R}.name": "vllm"}, f"{R}.name=vllm"),
+    ({f"{R}.tensor_model_parallel_size": 2}, f"{R}.tensor_model_parallel_size=2"),
+    ({f"{A}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2}, f"{A}.ulysses_sequence_parallel_size=2"),
+    ({"actor_rollout_ref.hybrid_engine": False}, "actor_rollout_ref.hybrid_engine=false"),
+    ({"actor_rollout_ref.model.trust_remote_code": True}, "actor_rollout_ref.model.trust_remote_code=true"),
+    ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae needs a value model"),
+    ({"critic.enable": True}, "critic.enable=true needs a value model"),
+    ({"reward_model.enable": True}, "reward_model.enable=true"),
+    ({"data.use_packed_dataset": False}, "data.use_packed_dataset=false"),
+    ({"trainer.checkpoint.atomic_save": False}, "trainer.checkpoint.atomic_save=false"),
+    ({"trainer.default_hdfs_dir": "hdfs://x/"}, "trainer.default_hdfs_dir"),
+    ({f"{A}.checkpoint.save_contents": ["model"]}, "save_contents lacks optimizer, extra"),
+    # budgets
+    (
+        {f"{A}.ppo_micro_batch_size_per_gpu": 4},
+        f"set {A}.ppo_micro_batch_size_per_gpu=null, or {A}.use_dynamic_bsz=false",
+    ),
+    ({f"{A}.use_dynamic_bsz": False}, f"{A}.use_dynamic_bsz=false needs {A}.ppo_micro_batch_size_per_gpu"),
+    ({f"{A}.ppo_max_token_len_per_gpu": 512}, "data.max_prompt_length=512 + data.max_response_length=512 = 1024"),
+    (
+        {"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 9},
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9",
+    ),
+    ({f"{A}.ppo_max_token_len_per_gpu": [4096, 4096]}, "lists 2 budgets for 1 rank(s)"),
+    ({f"{A}.bucket_boundaries": [64, 64]}, f"{A}.bucket_boundaries=[64, 64] must rise; set [64]"),
+    # batch sizes
+    (
+        {"data.train_batch_size": 10, f"{A}.ppo_mini_batch_size": 4},
+        "nearest valid: train_batch_size=8 or 12, or ppo_mini",
+    ),
+    ({"data.train_batch_size": 2, f"{A}.ppo_mini_batch_size": 4}, "is more than data.train_batch_size=2"),
+    ({"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3}, "don't divide over dp=3 ranks (10.67 each)"),
+    # sampling
+    ({f"{R}.n": 1}, "grpo compares responses of one prompt"),
+    ({f"{R}.temperature": 0.0}, f"{R}.temperature=0.0: expected a number (above 0)"),
+    ({f"{R}.do_sample": False}, "without sampling there is nothing to learn from"),
+    ({f"{R}.val_kwargs.n": 4}, "4 equal answers"),
+    ({f"{R}.response_length": 9}, "set data.max_response_length only"),
+    # engine
+    ({f"{A}.param_offload": True}, f"needs {A}.zero_stage=3"),
+    ({f"{A}.optimizer_offload": True, f"{A}.zero_stage": 0}, f"needs {A}.zero_stage=1"),
+    ({f"{A}.grad_offload": True}, f"goes with {A}.optimizer_offload=true"),
+    ({f"{A}.optim.lr_warmup_steps": 3, f"{A}.optim.lr_warmup_steps_ratio": 0.1}, "are both set"),
+    # machines and resuming
+    ({"trainer.nnodes": 2, "trainer.process_on_nodes": [1]}, "set trainer.process_on_nodes=[1,1]"),
+    ({"trainer.process_on_nodes": [2]}, "differs from trainer.n_gpus_per_node=1"),
+    ({"trainer.resume_mode": "path"}, "needs trainer.resume_from_path"),
+    ({"trainer.resume_from_path": "x"}, "set resume_mode=path"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_each_bad_input_has_its_one_message(changes: dict[str, object], message: str):
+    found = problems(run_of(**changes))
+    assert len(found) == 1 and message in found[0], found
+
+
+def test_all_problems_are_reported_together():
+    tree = run_of()
+    for changes, _ in (BAD[0], BAD[2], BAD[11], BAD[15]):
+        for key, value in changes.items():
+            put(tree, key, value)
+    with pytest.raises(UserError, match="4 problems in the settings") as error:
+        load(tree)
+    assert all(message in str(error.value) for _, message in (BAD[0], BAD[2], BAD[11], BAD[15]))
+
+
+def test_contradictions_are_reported_together():
+    changes = {f"{A}.param_offload": True, f"{A}.ppo_micro_batch_size_per_gpu": 3, "data.train_batch_size": 5}
+    assert len(problems(run_of(**changes, **{f"{A}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 3}))) == 4
+
+
+def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
+    snippet = {
+        "algorithm.use_kl_in_reward": False,
+        "data.filter_overlong_prompts": True,
+        "actor_rollout_ref.model.use_remove_padding": True,
+        f"{A}.fsdp_config.param_offload": False,
+        f"{A}.fsdp_config.optimizer_offload": False,
+        f"{A}.use_kl_loss": True,
+        f"{A}.kl_loss_type": "low_var_kl",
+        f"{A}.entropy_coeff": 0,
+        f"{A}.optim.warmup_style": "cosine",
+        "actor_rollout_ref.ref.fsdp_config.param_offload": False,
+        "trainer.critic_warmup": 0,
+        "trainer.save_freq": 20,
+        "trainer.resume_mode": "disable",
+        "trainer.use_hybrid_engine": True,
+        "actor_rollout.backend": "hybrid",
+        "algorithm.kl_ctrl.type": "kl_controller",
+    }
+    config = load(run_of(**snippet))
+    assert config.trainer.checkpoint.save_freq == 20
+    assert config.actor_rollout_ref.actor.optim.lr_scheduler_type == "cosine"
+    assert config.algorithm.kl_ctrl.type == "adaptive"
+
+
+def test_other_values_of_those_keys_are_refused():
+    assert "not supported" in problems(run_of(**{"trainer.critic_warmup": 3}))[0]
+    assert "expected true or false" in problems(run_of(**{"actor_rollout.backend": "split"}))[0]
+
+
+def test_static_baseline_needs_no_budget():
+    changes = {
+        f"{A}.use_dynamic_bsz": False,
+        f"{A}.ppo_micro_batch_size_per_gpu": 8,
+        f"{A}.ppo_max_token_len_per_gpu": 9,
+    }
+    assert problems(run_of(**changes)) == []
+
+
+def test_a_plan_may_lack_data_and_model():
+    assert load({"actor_rollout_ref": {"rollout": {"n": 2}}}, complete=False).data.train_files is None

@@ -1,0 +1,71 @@
+"""The command line, before Hydra sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config.overrides import LAUNCHER, check
+from trainer.errors import UserError
+
+
+def complaints(*argv: str) -> str:
+    with pytest.raises(UserError) as error:
+        check(argv)
+    return str(error.value)
+
+
+def test_all_unknown_keys_are_named_at_once_with_and_without_plus():
+    text = complaints("data.trian_batch_size=4", "+trainer.ckeckpoint.save_freq=2", "++zzz=1", "data.seed=3")
+    assert "3 problems" in text
+    assert "unknown key data.trian_batch_size; did you mean data.train_batch_size?" in text
+    assert "unknown key trainer.ckeckpoint.save_freq; did you mean trainer.checkpoint.save_freq?" in text
+    assert "unknown key zzz" in text
+
+
+def test_verl_keys_without_support_give_their_reason():
+    assert "there is no Ray" in complaints("ray_kwargs.ray_init.num_cpus=4")
+    assert "deprecated; use" in complaints("+actor_rollout_ref.actor.ppo_micro_batch_size=4")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("junk", "'junk' is no override; write KEY=VALUE"),
+        ("data.seed=[1", "'data.seed=[1' can't be read"),
+        ("~data.seed", "set data.seed=null"),
+        ("data=arithmetc", "there is no such choice; did you mean 'arithmetic'?"),
+    ],
+)
+def test_unreadable_overrides(text: str, message: str):
+    assert message in complaints(text)
+
+
+def test_the_same_key_twice_with_other_values():
+    assert "is set twice: 3 and 4" in complaints("trainer.save_freq=3", "trainer.checkpoint.save_freq=4")
+
+
+def test_other_spellings_are_renamed_and_a_plus_on_a_known_key_is_taken():
+    argv = check(
+        ["trainer.save_freq=3", "actor_rollout.backend=hybrid", "+data.seed=4", "trainer.critic_warmup=0"]
+    ).argv
+    assert argv[-3:] == ["trainer.checkpoint.save_freq=3", "actor_rollout_ref.hybrid_engine=true", "data.seed=4"]
+
+
+def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
+    key = "actor_rollout_ref.actor.bucket_boundaries"
+    line = check(["-m", f"{key}=[64,256],[64,256,1024]", "trainer.save_freq=1,2"])
+    assert line.multirun and LAUNCHER in line.argv and "-m" in line.argv
+    assert line.argv[-2:] == [f"{key}=[64,256],[64,256,1024]", "trainer.checkpoint.save_freq=1,2"]
+    assert LAUNCHER not in check(["-m", "hydra/launcher=basic", "data.seed=1,2"]).argv
+
+
+def test_flags_may_stand_between_overrides():
+    assert check(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == ["data.seed=1", "trainer.seed=1,2"]
+
+
+def test_open_groups_take_any_key():
+    assert check(["data.apply_chat_template_kwargs.enable_thinking=false"]).argv[-1].startswith("++data.")
+
+
+def test_keys_of_the_cluster_are_left_to_hydra():
+    assert check(["cluster=dev", "cluster.partition=x", "hydra.launcher.timeout_min=5"]).argv[-1].startswith("hydra.")

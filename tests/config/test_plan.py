@@ -1,0 +1,142 @@
+"""``python -m trainer.plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.config.helpers import python_m
+from trainer.batching.cost import ModelShape
+from trainer.errors import UserError
+from trainer.plan import memory
+from trainer.plan.lengths import measure
+from trainer.plan.model import shape_of
+from trainer.plan.words import split
+
+QWEN_7B = {
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+BATCH = (
+    "data.train_batch_size=512",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.n=16",
+    "parallel=dp8",
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    return folder
+
+
+def plan(cwd: Path, *argv: str):
+    return python_m("trainer.plan", *argv, cwd=cwd)
+
+
+def test_the_worked_example_and_the_budget_of_the_documents(tmp_path: Path):
+    done = plan(tmp_path, *BATCH, "plan.tp=2", "plan.pp=2", "plan.mean_prompt=210", "plan.mean_response=380")
+    assert done.returncode == 0, done.stderr
+    for part in ("dp 2", "1024 a rank", "128 of 8 sequences", "4 an iteration", "16384 = (210 + 380) * 24 = 14160"):
+        assert part in done.stdout
+
+
+def test_a_7b_model_on_the_users_data(tmp_path: Path, model: Path):
+    rows = [{"prompt": "x" * 400, "response": "y" * 800}] * 50
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ("experiment=math_7b", f"actor_rollout_ref.model.path={model}", "data.train_files=t.jsonl")
+    done = plan(tmp_path, *argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2")
+    assert done.returncode == 0, done.stderr
+    for part in ("7,615.3 M", "50 rows", "100 + 200 tokens", "20.00 = 100 * 90 s * 8"):
+        assert part in done.stdout
+
+
+def test_what_does_not_divide_is_said_at_once_with_code_2(tmp_path: Path, model: Path):
+    done = plan(tmp_path, *BATCH, f"actor_rollout_ref.model.path={model}", "plan.tp=3", "plan.pp=3")
+    assert done.returncode == 2
+    for part in ("tp=3 does not divide the model's 28", "pp=3 does not divide the model's 28 layers", "world=8 is not"):
+        assert part in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_wrong_words():
+    with pytest.raises(UserError, match=r"plan.tq; did you mean 'tp'.*\n.*plan.pp=a: expected a whole number"):
+        split(["plan.tq=1", "plan.pp=a"])
+    assert split(["data.seed=1", "plan.tp=2"])[1] == ["data.seed=1"]
+
+
+def test_parameters_of_a_published_model(model: Path):
+    assert shape_of(model).params == pytest.approx(7.616e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{}", "no config of a decoder"), (None, "can't be read")])
+def test_no_model_config(tmp_path: Path, text: str | None, message: str):
+    if text:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        shape_of(tmp_path)
+
+
+SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=100)
+
+
+def predict(**changes: object) -> memory.Memory:
+    base = dict(
+        dp=4, zero_stage=1, precision="bf16", micro_batch_tokens=64, recompute=False, reference=False, kv_tokens=0
+    )
+    return memory.predict(SHAPE, **{**base, **changes})
+
+
+def test_sharding_divides_what_its_stage_says():
+    p = SHAPE.params
+    none, one, two, three = (predict(zero_stage=stage) for stage in range(4))
+    assert (none.weights, none.gradients, none.optimizer) == (2 * p, 4 * p, 12 * p)
+    assert (one.optimizer, one.gradients) == (3 * p, 4 * p)
+    assert (two.gradients, two.weights) == (p, 2 * p)
+    assert three.weights == p // 2
+
+
+def test_offload_moves_and_recomputation_saves():
+    assert predict(optimizer_offload=True).host == predict().optimizer
+    assert predict(optimizer_offload=True).optimizer == 0
+    assert predict(recompute=True).activations < predict().activations
+    assert predict(reference=True).reference == predict().weights
+
+
+def test_checkpoint_holds_weights_moments_and_master_copy():
+    assert memory.checkpoint_bytes(SHAPE, precision="bf16", zero_stage=1) == 14 * SHAPE.params
+    assert memory.checkpoint_bytes(SHAPE, precision="fp32", zero_stage=0) == 12 * SHAPE.params
+
+
+def test_lengths_name_what_the_file_has(tmp_path: Path):
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"question": "a"}\n')
+    with pytest.raises(UserError, match=r"data.prompt_key=prompt: .*t.jsonl has no such field; it has question"):
+        measure(str(file), "prompt", "response", None)
+    with pytest.raises(UserError, match="is not there"):
+        measure(str(tmp_path / "no.jsonl"), "prompt", "response", None)
+    file.write_text("{\n")
+    with pytest.raises(UserError, match="line 1: no JSON"):
+        measure(str(file), "prompt", "response", None)
+
+
+def test_lengths_of_parquet_and_chats(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    chat = [{"role": "user", "content": "x" * 40}]
+    parquet.write_table(pyarrow.table({"prompt": [chat] * 3, "response": ["y" * 8] * 3}), tmp_path / "t.parquet")
+    found = measure(str(tmp_path), "prompt", "response", None)
+    assert (found.rows, found.mean_prompt, found.mean_response, found.longest) == (3, 10, 2, 12)
