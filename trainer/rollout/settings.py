@@ -1,0 +1,76 @@
+"""What a generation engine is told, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from trainer.errors import UserError
+
+KEY = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. Raises :class:`UserError` for values that make no sense."""
+
+    max_response_length: int
+    """Most tokens of a response, the end token among them."""
+    temperature: float = 1.0
+    """Divides the logits. 0: greedy."""
+    top_p: float = 1.0
+    """Draw from the smallest set of likeliest tokens that holds this probability. 1: all."""
+    top_k: int = -1
+    """Draw from so many likeliest tokens. -1 or 0: all."""
+    do_sample: bool = True
+    """False: take the likeliest token."""
+    batch_size: int | None = None
+    """Sequences generated at once on this rank. None: all."""
+
+    def __post_init__(self) -> None:
+        for name, ok, wanted in (
+            ("response_length", self.max_response_length >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= -1, "-1 (all tokens) or more"),
+            ("batch_size", self.batch_size is None or self.batch_size >= 1, "null or at least 1"),
+        ):
+            if not ok:
+                value = self.max_response_length if name == "response_length" else getattr(self, name)
+                raise UserError(f"{KEY}.{name}={value}: must be {wanted}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def scale(self) -> float:
+        """The temperature of reported log-probs: 1 where the temperature is 0."""
+        return self.temperature or 1.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response as it was drawn; never decoded and tokenised again.
+
+    ``response_ids`` int64 [response tokens], the end token among them. ``log_probs`` float32 [response tokens], nats,
+    under softmax(logits / temperature) over the *whole* vocabulary, so that they compare with a training forward pass;
+    top-p and top-k only narrow what is drawn. ``finished``: ended by an end token, not by the length limit. On the CPU.
+    """
+
+    response_ids: Tensor
+    log_probs: Tensor
+    finished: bool
+
+
+class RolloutEngine(Protocol):
+    """A generation engine."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sample_ids: Sequence[int], seed: int, step: int
+    ) -> list[Sample]:
+        """One sample per prompt, in order. For n responses repeat the prompt n times with n sample ids."""
