@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, Store, TCPStore
 from xxhash import xxh3_64_intdigest
 
 from trainer.environment import RankInfo
@@ -20,7 +20,7 @@ FIRST_PORT, LAST_PORT = 10_000, 32_000  # below the ephemeral range, where the k
 
 def port_for(job: str) -> int:
     """The first port to try for a job id: the same on every rank, another one for the next job on the node."""
-    return FIRST_PORT + xxh3_64_intdigest(job) % (LAST_PORT - FIRST_PORT)
+    return FIRST_PORT + xxh3_64_intdigest(job.encode()) % (LAST_PORT - FIRST_PORT)
 
 
 def free_port(start: int, tries: int = 200) -> int:
@@ -38,8 +38,10 @@ def free_port(start: int, tries: int = 200) -> int:
     raise UserError(f"no free port among {tries} from {start} on; set MASTER_PORT to a free one")
 
 
-def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> TCPStore:
+def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
     """The store all ranks share. With ``info.master_port`` given, it is used as it is; otherwise rank 0 publishes one."""
+    if info.world_size == 1:
+        return HashStore()
     wait = timedelta(seconds=timeout_s)
     if info.master_port is not None:
         return TCPStore(info.master_addr, info.master_port, info.world_size, info.rank == 0, timeout=wait)

@@ -1,0 +1,72 @@
+"""The training step on one screen: rollout -> reward -> log-probs -> advantages -> plan -> update -> log -> checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer import signals
+from trainer.config.schema import Config
+from trainer.data import Example
+from trainer.environment import RankInfo
+from trainer.errors import EXIT_OK, EXIT_REQUEUE
+from trainer.parallel.world import join, leave
+from trainer.steps.closing import close_run
+from trainer.steps.context import Context, build
+from trainer.steps.iteration import rl_batch, sft_batch, update_policy
+from trainer.steps.keeping import Keeper
+from trainer.steps.showing import Show
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""Bounds every wait for another rank: a rank that died is an error on the others, never a hang."""
+
+
+def train(config: Config, run_dir: Path, info: RankInfo) -> int:
+    """Run this rank to the end of the run, or to a saved stop; the exit code."""
+    world = join(info, device=config.trainer.device, run_dir=run_dir, timeout_s=COLLECTIVE_TIMEOUT_S)
+    try:
+        ctx = build(config, run_dir, info, world)
+        with ctx.loader, Keeper(ctx) as keeper, Show(ctx, keeper) as show:
+            show.code = run(ctx, keeper, show)
+            return show.code
+    finally:
+        leave()
+
+
+def run(ctx: Context, keeper: Keeper, show: Show) -> int:
+    """All iterations from the restored one on."""
+    trainer, timers = ctx.config.trainer, ctx.timers
+    step = keeper.step
+    if step == 0 and (trainer.val_before_train or trainer.val_only):
+        show.log(0, show.validation(0))
+    if trainer.val_only:
+        return EXIT_OK
+    batches = endless(ctx)
+    while step < ctx.total_steps:
+        step += 1
+        began = time.perf_counter()
+        with timers("data_wait"):
+            examples = next(batches)
+        batch, metrics = rl_batch(ctx, examples, step) if ctx.is_rl else sft_batch(ctx, examples)
+        with timers("update_actor"):
+            updates, learnt = update_policy(ctx, batch, step)
+        ctx.samples_seen += len(batch)
+        timers.add("step", time.perf_counter() - began)
+        metrics |= learnt | show.step_metrics(step, batch, updates)
+        last = step == ctx.total_steps
+        if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+            metrics |= show.validation(step)
+        show.log(step, metrics)
+        stop = keeper.stop_requested(signals.requested())
+        keeper.after_step(step, metrics, last=last, stop=stop is not None)
+        if stop is not None and not last:
+            return show.stopped(step, stop, EXIT_REQUEUE)
+    close_run(ctx, keeper, show)
+    return EXIT_OK
+
+
+def endless(ctx: Context) -> Iterator[list[Example]]:
+    """Epoch after epoch; the number of steps ends the run, not the data."""
+    while True:
+        yield from ctx.loader

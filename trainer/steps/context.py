@@ -1,0 +1,220 @@
+"""Everything a run holds on this rank, built from its frozen config."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.algorithms import KlController, make_kl_controller
+from trainer.batching import CostModel
+from trainer.config.schema import Config
+from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct
+from trainer.environment import RankInfo
+from trainer.errors import UserError
+from trainer.models import LoadedModel, load_model
+from trainer.parallel import selftest
+from trainer.parallel.engine import Engine, EngineSettings
+from trainer.parallel.world import World
+from trainer.rewards import Scorer, load_reward
+from trainer.rollout import Sampling, make_engine
+from trainer.steps.experience import Sampler
+from trainer.steps.objectives import Policy, Sft, Weighing
+from trainer.steps.stow import Stowage
+from trainer.tracking import Timers
+
+VALIDATION_STREAM = 0x5EED
+"""Separates validation's random numbers from training's."""
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One rank's parts. Built once; only ``samples_seen`` and what the parts hold inside changes."""
+
+    config: Config
+    run_dir: Path
+    info: RankInfo
+    world: World
+    loaded: LoadedModel
+    engine: Engine
+    reference: nn.Module | None
+    train_data: Dataset
+    val_examples: list[Example]
+    loader: Loader
+    sampler: Sampler | None
+    """How training draws; None in SFT."""
+    val_sampler: Sampler | None
+    """How validation draws; None when nobody can judge the answers."""
+    objective: Policy | Sft
+    stowage: Stowage
+    forward_stowage: Stowage
+    ref_stowage: Stowage
+    cost: CostModel
+    kl: KlController
+    timers: Timers
+    notes: list[str] = field(default_factory=list)
+    """What the user should hear at start."""
+    samples_seen: int = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.loaded.tokenizer
+
+    @property
+    def is_rl(self) -> bool:
+        """RL rather than SFT."""
+        return self.config.trainer.mode == "rl"
+
+    @property
+    def total_steps(self) -> int:
+        """Iterations (RL) or batches (SFT) of the run."""
+        trainer = self.config.trainer
+        return trainer.total_training_steps or len(self.loader) * trainer.total_epochs
+
+
+def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Context:
+    """Load model and data, start the engine. Raises UserError for what the user can mend."""
+    actor, rl = config.actor_rollout_ref.actor, config.trainer.mode == "rl"
+    path = config.actor_rollout_ref.model.path
+    if path is None:
+        raise UserError("actor_rollout_ref.model.path is not set; type actor_rollout_ref.model.path=builtin:tiny to try")
+    dtype = torch.bfloat16 if actor.mixed_precision == "bf16" else torch.float32
+    loaded = load_model(
+        path,
+        dtype=dtype,
+        device=world.device,
+        gradient_checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
+    )
+    make = lambda split: make_dataset(  # noqa: E731
+        config.data,
+        loaded.tokenizer,
+        split=split,
+        mode=config.trainer.mode,
+        vocabulary=loaded.shape.vocab,
+        answer_required=None if config.custom_reward_function.path is None else False,
+        local_ranks=info.local_world_size,
+    )
+    train_data, val_data = make("train"), make("val")
+    if train_data is None:
+        raise AssertionError("make_dataset refuses a run without training data")
+    loader = make_loader(config.data, train_data, split="train", local_ranks=info.local_world_size)
+    has_truth = val_data is not None and (rl or val_data[0].ground_truth is not None)
+    needs_reference = rl and (actor.use_kl_loss or config.algorithm.use_kl_in_reward)
+    reference = copy.deepcopy(loaded.model).eval().requires_grad_(False) if needs_reference else None
+    settings = EngineSettings(
+        zero_stage=actor.zero_stage,
+        bf16=actor.mixed_precision == "bf16",
+        betas=(actor.optim.betas[0], actor.optim.betas[1]),
+        eps=actor.optim.eps,
+        weight_decay=actor.optim.weight_decay,
+        offload_optimizer=actor.optimizer_offload,
+        offload_param=actor.param_offload,
+    )
+    selftest.run(settings, world)
+    engine = Engine(loaded.model, settings, world)
+    weighing = Weighing(mode=actor.loss_agg_mode, max_response_length=config.data.max_response_length)
+    rollout, custom = config.actor_rollout_ref.rollout, config.custom_reward_function
+    scorer = Scorer(None if custom.path is None else load_reward(custom.path, custom.name), name=custom.name)
+    ctrl = config.algorithm.kl_ctrl
+    context = Context(
+        config=config,
+        run_dir=run_dir,
+        info=info,
+        world=world,
+        loaded=loaded,
+        engine=engine,
+        reference=reference,
+        train_data=train_data,
+        val_examples=[] if val_data is None else [val_data[i] for i in range(len(val_data))],
+        loader=loader,
+        sampler=_sampler(config, loaded, engine, scorer) if rl else None,
+        val_sampler=_sampler(config, loaded, engine, scorer, validation=True) if has_truth else None,
+        objective=Policy(actor, weighing, temperature=rollout.temperature) if rl else Sft(weighing),
+        stowage=_stowage(config, engine, training=True),
+        forward_stowage=_stowage(config, engine, training=False),
+        ref_stowage=_ref_stowage(config, engine),
+        cost=CostModel.from_shape(
+            loaded.shape, recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing
+        ),
+        kl=make_kl_controller(
+            ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon
+        ),
+        timers=Timers(synchronize=_synchronizer(world.device)),
+    )
+    if val_data is not None and (warning := require_distinct(train_data, val_data)):
+        context.notes.append(f"[WARNING] {warning}")
+    return context
+
+
+def _sampler(
+    config: Config, loaded: LoadedModel, engine: Engine, scorer: Scorer, *, validation: bool = False
+) -> Sampler:
+    rollout = config.actor_rollout_ref.rollout
+    how = rollout.val_kwargs if validation else rollout
+    sampling = Sampling(
+        max_response_length=rollout.response_length,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+        do_sample=how.do_sample,
+        batch_size=rollout.batch_size,
+    )
+    return Sampler(
+        generator=make_engine(rollout.name, engine.module, loaded.tokenizer, sampling),
+        n=how.n,
+        scorer=scorer,
+        tokenizer=loaded.tokenizer,
+        seed=config.trainer.seed + (VALIDATION_STREAM if validation else 0),
+        timer="val_" if validation else "",
+    )
+
+
+def _stowage(config: Config, engine: Engine, *, training: bool) -> Stowage:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rl = config.trainer.mode == "rl"
+    share = rl and rollout.n > 1 if actor.share_prompt == "auto" else bool(actor.share_prompt)
+    dynamic = actor.use_dynamic_bsz if training else rollout.log_prob_use_dynamic_bsz
+    micro = actor.ppo_micro_batch_size_per_gpu if training else rollout.log_prob_micro_batch_size_per_gpu
+    budget = actor.ppo_max_token_len_per_gpu if training else rollout.log_prob_max_token_len_per_gpu
+    # A forward pass without gradients synchronises per micro-batch only where weights are sharded.
+    wait = engine.needs_equal_counts if training else engine.settings.zero_stage == 3
+    return Stowage(
+        dynamic=dynamic,
+        budget=_budget(budget),
+        micro_size=micro,
+        buckets=tuple(actor.bucket_boundaries) if actor.dynamic_bsz_bucketing else None,
+        bucket_by=actor.bucket_by,
+        share_prompts=share and dynamic,
+        sync="micro" if wait else "step",
+    )
+
+
+def _ref_stowage(config: Config, engine: Engine) -> Stowage:
+    ref, own = config.actor_rollout_ref.ref, _stowage(config, engine, training=False)
+    return Stowage(
+        dynamic=ref.log_prob_use_dynamic_bsz,
+        budget=_budget(ref.log_prob_max_token_len_per_gpu),
+        micro_size=ref.log_prob_micro_batch_size_per_gpu,
+        buckets=own.buckets,
+        bucket_by=own.bucket_by,
+        share_prompts=own.share_prompts and ref.log_prob_use_dynamic_bsz,
+        sync="step",
+    )
+
+
+def _budget(value: Any) -> int | list[int]:
+    if value == "auto":
+        raise UserError("ppo_max_token_len_per_gpu=auto is not built yet; type a number of tokens, or a list by rank")
+    return list(value) if isinstance(value, list | tuple) else int(value)
+
+
+def _synchronizer(device: torch.device) -> Callable[[], None] | None:
+    if device.type != "cuda":
+        return None
+    return lambda: torch.cuda.synchronize(device)

@@ -1,0 +1,123 @@
+"""What a run shows while it goes: banner, metrics, monitor lines, pictures, the reason it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from trainer.data import Batch
+from trainer.steps.context import Context
+from trainer.steps.experience import shares
+from trainer.steps.keeping import Keeper
+from trainer.steps.update import Update
+from trainer.steps.validate import validate
+from trainer.tracking import Tracker
+from trainer.tracking.banner import banner
+from trainer.tracking.health import Watermarks
+from trainer.tracking.monitor import DynamicBatchMonitor, device_mesh_line
+from trainer.tracking.perf import memory_metrics, peak_flops, stowage_metrics, throughput_metrics, train_flops
+from trainer.tracking.visualizer import DynamicBatchVisualizer
+
+
+class Show:
+    """The tracker and what is derived for it. Only rank 0 writes; the monitor's line is every rank's own."""
+
+    code = 1
+    """Exit code to finish the W&B run with; a crash leaves it at 1."""
+
+    def __init__(self, ctx: Context, keeper: Keeper) -> None:
+        trainer, world = ctx.config.trainer, ctx.world
+        self._ctx = ctx
+        marks = trainer.watermarks
+        self.tracker = Tracker(
+            ctx.run_dir,
+            ctx.config.model_dump(),
+            rank=world.rank,
+            loggers=[trainer.logger] if isinstance(trainer.logger, str) else list(trainer.logger),
+            project=trainer.project_name,
+            name=trainer.experiment_name,
+            group=None,
+            total_steps=ctx.total_steps,
+            steps_done=keeper.step,
+            watermarks=Watermarks(
+                gen_s=marks.gen_s, update_actor_std_s=marks.update_actor_std_s, data_wait_share=marks.data_wait_share
+            ),
+            num_workers=ctx.config.data.num_workers,
+        )
+        self._monitor = DynamicBatchMonitor(world.rank, self._line, trainer.monitor_interval)
+        self._pictures = (
+            DynamicBatchVisualizer(str(ctx.run_dir / "dynamic_batch_plots"), trainer.plot_interval)
+            if world.is_main and trainer.enable_monitor
+            else None
+        )
+        self._start(keeper)
+
+    def _start(self, keeper: Keeper) -> None:
+        ctx = self._ctx
+        actor = ctx.config.actor_rollout_ref.actor
+        sizes = {
+            "parameters": f"{ctx.loaded.shape.params / 1e6:.1f}M",
+            "dp": ctx.world.size,
+            "zero": actor.zero_stage,
+            "dtype": actor.mixed_precision,
+        }
+        self._line(banner(ctx.info, ctx.run_dir, str(ctx.world.device), sizes), rank=0)
+        self._line(device_mesh_line(shares(ctx.config.data.train_batch_size, ctx.world.size)), rank=0)
+        for note in [*ctx.notes, *keeper.notes]:
+            self._line(note, rank=0)
+
+    def _line(self, text: str, rank: int | None = None) -> None:
+        """One line: on the screen from rank 0, in the rank's own log otherwise."""
+        if rank is None or rank == self._ctx.world.rank:
+            self.tracker.message(text)
+
+    def validation(self, step: int) -> dict[str, float]:
+        """Validate and keep some generations."""
+        metrics, rows = validate(self._ctx, step)
+        self.tracker.log_generations(step, rows)
+        return metrics
+
+    def step_metrics(self, step: int, batch: Batch, updates: Sequence[Update]) -> dict[str, float]:
+        """Speed, memory, stowage and times of an iteration; feeds the monitor and the pictures."""
+        ctx, world = self._ctx, self._ctx.world
+        plan = updates[-1].plan
+        seconds = ctx.timers.seconds("step")
+        shape, lengths = ctx.loaded.shape, batch.lengths.tolist()
+        budgets = [int(b) for b in plan.budgets]
+        for done in updates:
+            self._monitor.update(done.plan.tokens[world.rank])
+            if self._pictures is not None:
+                self._pictures.update(step, done.plan, boundaries=ctx.stowage.buckets)
+        every = [t for done in updates for rank in done.plan.tokens for t in rank]
+        return {
+            **plan.metrics(),
+            **stowage_metrics(every, max(budgets)),
+            **throughput_metrics(
+                batch.num_tokens,
+                seconds,
+                world.size,
+                flops=train_flops(shape.params, shape.layers, shape.hidden, lengths),
+                peak=peak_flops(world.device),
+            ),
+            **world.max(memory_metrics(world.device)),
+            **ctx.timers.end_step(),
+            "training/samples_seen": float(ctx.samples_seen),
+            "training/epoch": float(ctx.loader.epoch),
+        }
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of a step."""
+        if metrics:
+            self.tracker.log(step, {"training/global_step": step, **metrics})
+
+    def finish_pictures(self, step: int) -> None:
+        """Draw what is left."""
+        if self._pictures is not None:
+            self._pictures.draw(step, boundaries=self._ctx.stowage.buckets)
+
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.tracker.close(self.code if error is None else 1)

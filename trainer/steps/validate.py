@@ -1,0 +1,58 @@
+"""Validation: the policy answers the validation prompts, the reward judges; mean and deviation over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.data import Example
+from trainer.parallel.world import World
+from trainer.steps.context import Context
+from trainer.steps.experience import Rollouts
+
+
+def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
+    """Metrics of the validation set, the same on every rank, and some generations as this rank read them.
+
+    Nothing without validation data, or when nobody can judge the answers.
+    """
+    if ctx.val_sampler is None or not ctx.val_examples:
+        return {}, []
+    # Every validation draws the same random numbers: what differs between two of them is the policy.
+    rollouts = ctx.val_sampler.roll_out(ctx.engine, ctx.val_examples, ctx.timers, step=0)
+    most = ctx.config.trainer.log_val_generations
+    return validation_metrics(rollouts, ctx.world), generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
+
+
+def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
+    """``val/reward/{mean,std}``, ``val/reward`` and ``val/response_length``, over the responses of all ranks."""
+    values = [s.value for s in rollouts.scores]
+    sums = world.sum(
+        {
+            "n": float(len(values)),
+            "sum": math.fsum(values),
+            "squares": math.fsum(v * v for v in values),
+            "tokens": float(sum(len(s.response_ids) for s in rollouts.samples)),
+            "cut": float(sum(not s.finished for s in rollouts.samples)),
+        }
+    )
+    n = max(sums["n"], 1.0)
+    mean = sums["sum"] / n
+    return {
+        "val/reward": mean,
+        "val/reward/std": math.sqrt(max(0.0, sums["squares"] / n - mean * mean)),
+        "val/response_length": sums["tokens"] / n,
+        "val/response_length/clip_ratio": sums["cut"] / n,
+        "val/samples": sums["n"],
+    }
+
+
+def generation_rows(rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, most: int) -> list[Mapping[str, Any]]:
+    """The first ``most`` prompts with their answers, as people read them."""
+    rows = []
+    for number, text, score in zip(rollouts.prompts[:most], rollouts.texts, rollouts.scores, strict=False):
+        prompt = tokenizer.decode(examples[number].prompt_ids, skip_special_tokens=True)
+        truth = str(examples[number].ground_truth)
+        rows.append({"prompt": prompt, "response": text, "ground_truth": truth, "score": score.value})
+    return rows
