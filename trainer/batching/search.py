@@ -10,26 +10,46 @@ from trainer.batching import packing
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.layout import Layout
 from trainer.batching.refine import Refiner
-from trainer.batching.units import Cargo, Units, pieces, singles
+from trainer.batching.units import Cargo, Units, pieces, singles, stowages
 
 ROW_WORTH = 5e-3
 """One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
 GOAL = 1e-4
 """Refinement stops this close to the perfect split."""
+FINALISTS = 3
+"""Ways of cutting groups that are refined; the others are judged by their greedy layout."""
 
 
 def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_groups: bool) -> Layout:
     """A layout of ``cargo`` under ``budgets`` for the regime ``sync``."""
     if not cargo.lengths.size:
         return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
-    if cargo.shared or keep_groups:
-        units = pieces(cargo, cost, cargo.lengths.size, int(budgets.min()))
-    else:
-        units = singles(cargo, cost)
-    layout = by_step(units, budgets) if sync == "step" else by_micro(units, budgets, cost.overhead)
-    bins = np.empty(cargo.lengths.size, np.int64)
+    if not (cargo.shared or keep_groups):
+        return stow(singles(cargo, cost), budgets, sync, cost.overhead)
+    cap = int(budgets.min())
+    if keep_groups:
+        return stow(pieces(cargo, cost, cargo.lengths.size, cap), budgets, sync, cost.overhead)
+    ways = stowages(cargo, cost, cap)
+    rough = [critical_path(stow(w, budgets, sync, cost.overhead, refine=False), cargo, cost, sync) for w in ways]
+    best = sorted(range(len(ways)), key=rough.__getitem__)[:FINALISTS]
+    layouts = [stow(ways[w], budgets, sync, cost.overhead) for w in sorted(best)]
+    return min(layouts, key=lambda layout: critical_path(layout, cargo, cost, sync))
+
+
+def stow(units: Units, budgets: Ints, sync: str, overhead: float, *, refine: bool = True) -> Layout:
+    """The layout of sequences that one way of cutting units gives."""
+    layout = by_step(units, budgets, refine) if sync == "step" else by_micro(units, budgets, overhead, refine)
+    bins = np.empty(units.members.size, np.int64)
     bins[units.members] = np.repeat(layout.bins, np.diff(units.starts))
     return Layout(bins, layout.counts)
+
+
+def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
+    """Cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum (step)."""
+    weight = layout.weigh(cargo, cost)[1] + cost.overhead
+    if sync == "micro":
+        return float(weight.reshape(layout.counts.size, -1).max(0).sum())
+    return float(np.bincount(np.repeat(np.arange(layout.counts.size), layout.counts), weight).max())
 
 
 def tries(units: int) -> int:
@@ -37,15 +57,16 @@ def tries(units: int) -> int:
     return 36 + units // 32
 
 
-def by_step(units: Units, budgets: Ints) -> Layout:
+def by_step(units: Units, budgets: Ints, refine: bool) -> Layout:
     """Ranks first (equal cost), then as few micro-batches as fit inside each rank."""
     ranks = int(budgets.size)
     rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
     if rank is None:
         raise AssertionError("a unit is larger than every budget")
-    refiner = Refiner(rank, units.cost, units.tokens, np.zeros(len(units), np.int64), budgets, 1, fills=False)
-    refiner.run(tries(len(units)), GOAL / 10)
-    rank = refiner.bins[: len(units)]
+    if refine:
+        refiner = Refiner(rank, units.cost, units.tokens, np.zeros(len(units), np.int64), budgets, 1, fills=False)
+        refiner.run(tries(len(units)), GOAL / 10)
+        rank = refiner.bins[: len(units)]
     bins = np.empty(len(units), np.int64)
     counts = np.zeros(ranks, np.int64)  # a rank without sequences runs one filler
     for r in range(ranks):
@@ -59,7 +80,7 @@ def by_step(units: Units, budgets: Ints) -> Layout:
     return Layout(bins, counts)
 
 
-def by_micro(units: Units, budgets: Ints, overhead: float) -> Layout:
+def by_micro(units: Units, budgets: Ints, overhead: float, refine: bool) -> Layout:
     """Equal counts on all ranks: the number of rows that gives the shortest critical path, refined."""
     ranks = int(budgets.size)
     best: tuple[float, Ints, int] | None = None
@@ -70,9 +91,10 @@ def by_micro(units: Units, budgets: Ints, overhead: float) -> Layout:
             best = (path, bins, rows)
     assert best is not None
     _, bins, rows = best
-    refiner = Refiner(bins, units.cost, units.tokens, units.buckets, budgets, rows)
-    refiner.run(tries(len(units)), GOAL)
-    bins = refiner.bins[: len(units)]
+    if refine:
+        refiner = Refiner(bins, units.cost, units.tokens, units.buckets, budgets, rows)
+        refiner.run(tries(len(units)), GOAL)
+        bins = refiner.bins[: len(units)]
     return Layout((bins % ranks) * rows + bins // ranks, np.full(ranks, rows))
 
 

@@ -8,6 +8,9 @@ import numpy as np
 
 from trainer.batching.cost import CostModel, Floats, Ints
 
+SPLIT = 0.25
+"""Share of the cost whose groups are split into single sequences by the mixed way of :func:`stowages`."""
+
 
 @dataclass(frozen=True)
 class Cargo:
@@ -58,20 +61,23 @@ def singles(cargo: Cargo, cost: CostModel) -> Units:
     return Units(cargo.lengths, cost(cargo.lengths), cargo.buckets, np.arange(n), np.arange(n + 1))
 
 
-def pieces(cargo: Cargo, cost: CostModel, size: int, cap: int) -> Units:
-    """Units of at most ``size`` sequences of one group and bucket, none of more than ``cap`` tokens.
+def pieces(cargo: Cargo, cost: CostModel, sizes: int | Ints, cap: int) -> Units:
+    """Units of at most ``sizes`` sequences of one group and bucket, none of more than ``cap`` tokens.
+
+    ``sizes`` is one number, or one per group.
 
     Within a group sequences are taken longest first, so that the pieces of a group are alike inside.
     """
     own = cargo.own_tokens()
+    count_of = sizes[cargo.groups] if isinstance(sizes, np.ndarray) else np.full(own.size, sizes)
     order = np.lexsort((np.arange(own.size), -own, cargo.buckets, cargo.groups))
     group, bucket = cargo.groups[order], cargo.buckets[order]
-    owns, prompts = own[order].tolist(), cargo.prompts[order].tolist()
+    owns, prompts, most = own[order].tolist(), cargo.prompts[order].tolist(), count_of[order].tolist()
     opens = np.ones(order.size, bool)
     opens[1:] = (group[1:] != group[:-1]) | (bucket[1:] != bucket[:-1])
     starts: list[int] = []
     held = count = 0
-    for i, (new, mine, prompt) in enumerate(zip(opens.tolist(), owns, prompts, strict=True)):
+    for i, (new, mine, prompt, size) in enumerate(zip(opens.tolist(), owns, prompts, most, strict=True)):
         if new or count == size or held + mine > cap:
             starts.append(i)
             held, count = (prompt if cargo.shared else 0), 0
@@ -84,3 +90,30 @@ def pieces(cargo: Cargo, cost: CostModel, size: int, cap: int) -> Units:
         tokens = tokens + cargo.prompts[order][first]
         weight = weight + cost(cargo.prompts[order][first])
     return Units(tokens, weight, bucket[first], order, np.append(first, order.size))
+
+
+def stowages(cargo: Cargo, cost: CostModel, cap: int) -> list[Units]:
+    """Ways to cut groups with shared prompts into units, coarse to fine.
+
+    Whole groups save most; pieces level better, and the best is in between. One way splits only some groups, those
+    whose prompts cost least to compute again, so that small units are at hand to level the rest.
+    """
+    count = np.bincount(cargo.groups)
+    largest = int(count.max())
+    whole = pieces(cargo, cost, largest, cap)
+    if largest == 1:
+        return [whole]
+    prompt = np.zeros(count.size, np.int64)
+    prompt[cargo.groups] = cargo.prompts
+    own = np.bincount(cargo.groups, cargo.own_costs(cost), minlength=count.size)
+    loss = cost(prompt) * (count - 1)
+    order = np.argsort(loss / np.maximum(own, 1e-300), kind="stable")
+    chosen = order[np.cumsum(own[order]) <= SPLIT * own.sum()]
+    some = np.full(count.size, largest)
+    some[chosen] = 1
+    out = [whole, pieces(cargo, cost, some, cap)]
+    size = largest // 2
+    while size >= 2:
+        out.append(pieces(cargo, cost, size, cap))
+        size //= 2
+    return [*out, singles(cargo, cost)]
