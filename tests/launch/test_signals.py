@@ -53,11 +53,11 @@ def test_a_signal_on_the_way_out_changes_nothing() -> None:
 import os, signal, sys
 from trainer import signals
 class Late:
-    def __del__(self):
-        for number in signals.CAUGHT:
-            os.kill(os.getpid(), number)
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=signals.CAUGHT):
+        for number in numbers:
+            kill(pid, number)
 signals.install()
-sys.late = Late()  # deleted when the interpreter is being taken down
+late = Late()  # deleted when the interpreter is being taken down
 sys.exit(85)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
