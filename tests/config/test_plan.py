@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.helpers import python_m
 from trainer.batching.cost import ModelShape
 from trainer.errors import UserError
 from trainer.plan import memory
+from trainer.plan.__main__ import main
 from trainer.plan.lengths import measure
 from trainer.plan.model import shape_of
 from trainer.plan.words import split
@@ -42,38 +42,47 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def plan(cwd: Path, *argv: str):
-    return python_m("trainer.plan", *argv, cwd=cwd)
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["plan"])
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        return main(list(argv)), *capsys.readouterr()
+
+    return run
 
 
-def test_the_worked_example_and_the_budget_of_the_documents(tmp_path: Path):
-    done = plan(tmp_path, *BATCH, "plan.tp=2", "plan.pp=2", "plan.mean_prompt=210", "plan.mean_response=380")
-    assert done.returncode == 0, done.stderr
+def test_the_worked_example_and_the_budget_of_the_documents(plan):
+    code, out, err = plan(*BATCH, "plan.tp=2", "plan.pp=2", "plan.mean_prompt=210", "plan.mean_response=380")
+    assert (code, err) == (0, "")
     for part in ("dp 2", "1024 a rank", "128 of 8 sequences", "4 an iteration", "16384 = (210 + 380) * 24 = 14160"):
-        assert part in done.stdout
+        assert part in out
 
 
-def test_a_7b_model_on_the_users_data(tmp_path: Path, model: Path):
+def test_a_7b_model_on_the_users_data(plan, tmp_path: Path, model: Path):
     rows = [{"prompt": "x" * 400, "response": "y" * 800}] * 50
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     argv = ("experiment=math_7b", f"actor_rollout_ref.model.path={model}", "data.train_files=t.jsonl")
-    done = plan(tmp_path, *argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2")
-    assert done.returncode == 0, done.stderr
+    code, out, err = plan(*argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2")
+    assert (code, err) == (0, "")
     for part in ("7,615.3 M", "50 rows", "100 + 200 tokens", "20.00 = 100 * 90 s * 8"):
-        assert part in done.stdout
+        assert part in out
 
 
-def test_what_does_not_divide_is_said_at_once_with_code_2(tmp_path: Path, model: Path):
-    done = plan(tmp_path, *BATCH, f"actor_rollout_ref.model.path={model}", "plan.tp=3", "plan.pp=3")
-    assert done.returncode == 2
+def test_what_does_not_divide_is_said_at_once_with_code_2(plan, model: Path):
+    code, out, err = plan(*BATCH, f"actor_rollout_ref.model.path={model}", "plan.tp=3", "plan.pp=3")
+    assert (code, out) == (2, "")
     for part in ("tp=3 does not divide the model's 28", "pp=3 does not divide the model's 28 layers", "world=8 is not"):
-        assert part in done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
+        assert part in err
+    assert "Traceback" not in err
 
 
 def test_wrong_words():
-    with pytest.raises(UserError, match=r"plan.tq; did you mean 'tp'.*\n.*plan.pp=a: expected a whole number"):
-        split(["plan.tq=1", "plan.pp=a"])
+    with pytest.raises(
+        UserError, match=r"plan.step_time; did you mean 'step_time_s'.*\n.*pp=a: expected a whole"
+    ):
+        split(["plan.step_time=1", "plan.pp=a"])
     assert split(["data.seed=1", "plan.tp=2"])[1] == ["data.seed=1"]
 
 
