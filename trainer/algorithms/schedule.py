@@ -12,7 +12,7 @@ def learning_rate(
 
     Warm-up rises linearly and first reaches ``lr`` at step ``warmup_steps``; its first step is not 0 but
     ``lr / (warmup_steps + 1)``, so that no step is wasted. Then ``constant``, or falling (``linear``, ``cosine``) to
-    ``min_lr_ratio * lr`` at the last of ``total_steps`` steps and staying there. Raises ValueError for another ``kind``.
+    ``min_lr_ratio * lr`` at the last of ``total_steps`` steps and staying there. ValueError for another ``kind``.
     """
     if kind not in ("constant", "linear", "cosine"):
         raise ValueError(f"lr_scheduler_type {kind!r} is none of constant, linear, cosine")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from trainer.errors import UserError
+from trainer.rollout.attention import decoding
 from trainer.rollout.cache import GROW, SlabCache
 from trainer.rollout.sampling import BLOCK, draw, truncate, uniforms
 from trainer.rollout.settings import KEY, Sample, Sampling
@@ -24,9 +25,9 @@ about one step, and pays when it makes all following steps this much cheaper."""
 class Generator:
     """Generates on one rank with a causal language model of transformers, in whatever numeric type its weights have.
 
-    ``model`` is called in eval mode and given back in the mode it was in; its weights stay trainable. With ZeRO 3 gather
-    the weights around :meth:`generate`. Samples don't depend on ``batch_size``, the order of prompts or the number of
-    ranks, but for rounding: a random number that falls within 1e-6 of the border between two tokens can go either way.
+    ``model`` is called in eval mode and given back in the mode it was in; its weights stay trainable. With ZeRO 3
+    gather the weights around :meth:`generate`. Samples don't depend on ``batch_size``, the order of prompts or the number
+    of ranks, but for rounding: a random number within about 1e-6 of the border between two tokens can go either way.
     With the same prompts in the same order they are bit-equal.
     """
 
@@ -56,10 +57,11 @@ class Generator:
         training = self.model.training
         self.model.eval()
         try:
-            for start in range(0, len(order), size):
-                part = order[start : start + size]
-                drawn = self._batch([prompts[i] for i in part], [sample_ids[i] for i in part], seed, step)
-                samples.update(zip(part, drawn, strict=True))
+            with decoding(self.model):
+                for start in range(0, len(order), size):
+                    part = order[start : start + size]
+                    drawn = self._batch([prompts[i] for i in part], [sample_ids[i] for i in part], seed, step)
+                    samples.update(zip(part, drawn, strict=True))
         finally:
             self.model.train(training)
         return [samples[i] for i in range(len(prompts))]

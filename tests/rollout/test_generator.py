@@ -1,0 +1,159 @@
+"""The generator against transformers' own generate, against fresh forward passes, and against itself cut otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models.support import VOCAB, make_model
+from trainer.errors import UserError
+from trainer.rollout import Generator, Sample, Sampling, make_engine
+
+PROMPTS = [[5, 9, 3], [7], [4, 4, 8, 2, 60, 3, 9], [5, 9, 3], [11, 12], [5, 9, 3], [33, 4, 5, 6]]
+
+
+def generator(model: nn.Module, eos: list[int] | None = None, **how: object) -> Generator:
+    sampling = Sampling(**{"max_response_length": 12, **how})  # type: ignore[arg-type]
+    return Generator(model, eos_ids=eos or [1], pad_id=0, sampling=sampling)
+
+
+def drawn(model: nn.Module, prompts: list[list[int]] = PROMPTS, step: int = 3, **how: object) -> list[Sample]:
+    return generator(model, **how).generate(prompts, list(range(len(prompts))), 17, step)  # type: ignore[arg-type]
+
+
+def ids(samples: list[Sample]) -> list[list[int]]:
+    return [s.response_ids.tolist() for s in samples]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_greedy_is_transformers_greedy(family: str) -> None:
+    model = make_model(family)
+    eos = list(range(1, 8))
+    mine = drawn(model, eos=eos, do_sample=False, max_response_length=20)
+    for prompt, sample in zip(PROMPTS, mine, strict=True):
+        theirs = model.generate(  # type: ignore[operator]
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=20,
+            eos_token_id=eos,
+            pad_token_id=0,
+        )[0, len(prompt) :]
+        assert sample.response_ids.tolist() == theirs.tolist()
+        assert sample.finished == (int(theirs[-1]) in eos)
+
+
+@pytest.mark.parametrize("how", [{}, {"top_k": 5}, {"top_p": 0.7}, {"do_sample": False}], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_those_of_a_whole_forward_pass(how: dict[str, object], temperature: float) -> None:
+    model = make_model()
+    for prompt, sample in zip(PROMPTS, drawn(model, temperature=temperature, **how), strict=True):
+        whole = torch.tensor([prompt + sample.response_ids.tolist()])
+        with torch.no_grad():
+            logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / temperature).log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+        torch.testing.assert_close(sample.log_probs, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_samples_do_not_depend_on_the_batch(batch_size: int) -> None:
+    model = make_model()
+    whole = drawn(model, eos=list(range(1, 9)))
+    cut = drawn(model, eos=list(range(1, 9)), batch_size=batch_size)
+    assert ids(cut) == ids(whole)
+    assert len({len(s.response_ids) for s in whole}) > 2, "sequences of one length would not test the compaction"
+    for a, b in zip(cut, whole, strict=True):
+        torch.testing.assert_close(a.log_probs, b.log_probs, atol=1e-4, rtol=0)
+
+
+def test_a_part_of_the_prompts_draws_the_same() -> None:
+    """What another number of ranks does."""
+    model = make_model()
+    whole = drawn(model)
+    part = generator(model).generate([PROMPTS[i] for i in (4, 1, 6)], [4, 1, 6], 17, 3)
+    assert ids(part) == [ids(whole)[i] for i in (4, 1, 6)]
+
+
+def test_again_is_bit_equal_and_other_steps_and_seeds_differ() -> None:
+    model = make_model()
+    first, again = drawn(model), drawn(model)
+    assert ids(first) == ids(again)
+    assert all(torch.equal(a.log_probs, b.log_probs) for a, b in zip(first, again, strict=True))
+    assert ids(drawn(model, step=4)) != ids(first)
+    assert ids(generator(model).generate(PROMPTS, list(range(7)), 18, 3)) != ids(first)
+
+
+def test_samples_of_one_prompt_differ() -> None:
+    responses = ids(drawn(make_model(), [[5, 9, 3]] * 8))
+    assert len({tuple(r) for r in responses}) == 8
+
+
+def test_stops_at_an_end_token_and_only_there() -> None:
+    eos = list(range(1, 12))
+    samples = drawn(make_model(), [[i + 20] for i in range(30)], eos=eos)
+    assert {s.finished for s in samples} == {True, False}
+    for s in samples:
+        places = [i for i, token in enumerate(s.response_ids.tolist()) if token in eos]
+        assert places == ([len(s.response_ids) - 1] if s.finished else [])
+        assert s.finished or len(s.response_ids) == 12
+        assert s.log_probs.shape == s.response_ids.shape
+
+
+def test_the_cache_grows_past_its_first_room_and_past_a_block_of_random_numbers() -> None:
+    model = make_model()
+    sample = drawn(model, [[5, 9, 3], [8]], eos=[VOCAB + 5], max_response_length=300)[0]
+    whole = torch.tensor([[5, 9, 3, *sample.response_ids.tolist()]])
+    with torch.no_grad():
+        logits = model(input_ids=whole, use_cache=False).logits[0, 2:-1]
+    expected = logits.log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+    torch.testing.assert_close(sample.log_probs, expected, atol=1e-3, rtol=0)
+    assert len(sample.response_ids) == 300
+
+
+def test_prompts_prefilled_in_several_passes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    whole = drawn(model)
+    monkeypatch.setattr("trainer.rollout.generator.PREFILL_TOKENS", 8)
+    assert ids(drawn(model)) == ids(whole)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_comes_back_as_it_was(training: bool) -> None:
+    model = make_model().train(training)
+    before = model.config._attn_implementation  # type: ignore[union-attr]
+    drawn(model)
+    assert model.training is training
+    assert model.config._attn_implementation == before  # type: ignore[union-attr]
+    model(input_ids=torch.tensor([[3, 4]]), use_cache=False).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_broken_model_is_named_and_the_mode_restored() -> None:
+    model = make_model().train()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        drawn(model)
+    assert model.training
+
+
+def test_no_prompts_no_samples() -> None:
+    assert generator(make_model()).generate([], [], 0, 0) == []
+
+
+def test_bad_input_is_named() -> None:
+    model = make_model()
+    with pytest.raises(UserError, match="prompt 1 of the batch is empty"):
+        drawn(model, [[3], []])
+    with pytest.raises(UserError, match=r"exceed the model's 512 positions; lower data\.max_prompt_length"):
+        drawn(model, [[3] * 501])
+    with pytest.raises(UserError, match=r"rollout\.top_p=0: must be above 0"):
+        Sampling(max_response_length=3, top_p=0)
+    with pytest.raises(UserError, match=r"rollout\.response_length=0"):
+        Sampling(max_response_length=0)
+    with pytest.raises(ValueError, match="2 prompts but 1 sample ids"):
+        generator(model).generate([[3], [4]], [0], 0, 0)
+    for name, message in (("vllm", "use actor_rollout_ref.rollout.name=hf"), ("hff", "did you mean")):
+        with pytest.raises(UserError, match=message):
+            make_engine(name, model, None, Sampling(max_response_length=3))  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Draws follow the distribution, truncation is transformers', random numbers have no state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from trainer.rollout.sampling import draw, truncate, uniforms
+
+
+def test_random_numbers_depend_on_seed_step_sample_and_position_alone() -> None:
+    whole = uniforms(7, 3, [0, 5, 9], 0, 64)
+    assert torch.equal(uniforms(7, 3, [5], 0, 64)[0], whole[1])
+    assert torch.equal(uniforms(7, 3, [9, 0], 16, 8), whole[[2, 0]][:, 16:24])
+    everything = torch.cat([uniforms(s, t, range(50), 0, 8).flatten() for s in (0, 1) for t in (0, 1)])
+    assert everything.unique().numel() == everything.numel()
+    assert everything.min() > 0
+    assert everything.max() < 1
+
+
+def test_random_numbers_are_uniform() -> None:
+    u = uniforms(0, 0, range(200), 0, 256).flatten()
+    counts = torch.histc(u.float(), 50, 0, 1).double()
+    expected = u.numel() / 50
+    assert ((counts - expected) ** 2 / expected).sum() < 85.4  # chi-square, 49 degrees of freedom, p = 0.001
+
+
+def test_draws_follow_the_softmax() -> None:
+    scores = torch.tensor([0.0, 2.0, -1.0, -torch.inf, 1.0])
+    n = 40_000
+    tokens = draw(scores.expand(n, 5), uniforms(3, 0, range(n // 256 + 1), 0, 256).flatten()[:n])
+    counts, p = torch.bincount(tokens, minlength=5).double(), scores.double().softmax(0)
+    assert counts[3] == 0
+    live = p > 0
+    assert ((counts - n * p) ** 2 / (n * p))[live].sum() < 16.3  # 3 degrees of freedom, p = 0.001
+
+
+def test_the_ends_of_the_interval_draw_possible_tokens() -> None:
+    scores = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
+    assert draw(scores, torch.tensor([0.5 / 2**32], dtype=torch.float64)).item() == 1
+    assert draw(scores, torch.tensor([1 - 0.5 / 2**32], dtype=torch.float64)).item() == 2
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 1, 4, 50, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 1e-6])
+def test_truncation_is_that_of_transformers(top_k: int, top_p: float) -> None:
+    scores = torch.randn(40, 101, generator=torch.Generator().manual_seed(1)) * 3
+    expected = scores
+    if top_k > 0:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    assert torch.equal(truncate(scores, top_k, top_p), expected)
