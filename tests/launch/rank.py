@@ -84,7 +84,7 @@ def act(what: str, here: Path, info: environment.RankInfo) -> int:
     if what == "show":
         display = make_display(3, 0)
         for step in (1, 2, 3):
-            display.update(step, {"reward/mean": 0.25 * step})
+            display.update(step, {"critic/score/mean": 0.25 * step})
         display.close()
         return 0
     raise AssertionError(what)

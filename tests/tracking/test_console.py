@@ -12,7 +12,7 @@ from trainer.tracking.console_text import duration, number, plain_line, short
 
 METRICS = {
     "actor/loss": 0.123456,
-    "reward/mean": 0.5,
+    "critic/score/mean": 0.5,
     "perf/tokens_per_second": 12345.6,
     "perf/cpu_memory_used_gb": 3.25,
     "timing/gen": 1.0,
@@ -23,7 +23,7 @@ METRICS = {
 
 def test_a_plain_line_reads_like_the_users_logs() -> None:
     assert plain_line(3, 10, METRICS) == (
-        "step:3/10 - actor/loss:0.1235 - reward/mean:0.5 - perf/tokens_per_second:1.235e+04 - "
+        "step:3/10 - actor/loss:0.1235 - critic/score/mean:0.5 - perf/tokens_per_second:1.235e+04 - "
         "perf/cpu_memory_used_gb:3.25 - timing/gen:1"
     )
 
@@ -63,7 +63,7 @@ from trainer.tracking.console import make_display
 display = make_display(2, 0)
 display.message("[HINT] said above")
 for step in (1, 2):
-    display.update(step, {"reward/mean": 0.5 * step, "perf/tokens_per_second": 1000.0})
+    display.update(step, {"critic/score/mean": 0.5 * step, "perf/tokens_per_second": 1000.0})
 display.close()
 """
 
@@ -94,7 +94,7 @@ def test_no_color_means_no_colour() -> None:
 
 
 def test_a_dumb_terminal_and_a_file_get_plain_lines() -> None:
-    expected = ["[HINT] said above", "step:1/2 - reward/mean:0.5 - perf/tokens_per_second:1000"]
+    expected = ["[HINT] said above", "step:1/2 - critic/score/mean:0.5 - perf/tokens_per_second:1000"]
     assert show({"TERM": "dumb"}).replace("\r", "").splitlines()[:2] == expected
     done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[:2] == expected

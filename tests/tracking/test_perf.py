@@ -10,6 +10,7 @@ def test_throughput_is_per_device() -> None:
     metrics = throughput_metrics(1000, 2.0, 4, flops=8e12, peak=1e13)
     assert metrics["perf/throughput"] == 125.0 and metrics["perf/tokens_per_second"] == 500.0
     assert metrics["perf/mfu/actor"] == pytest.approx(0.1)
+    assert throughput_metrics(1000, 2.0, 4, flops=8e12, peak=1e13, update_s=0.5)["perf/mfu/actor"] == pytest.approx(0.4)
     assert "perf/mfu/actor" not in throughput_metrics(1000, 2.0, 4, flops=8e12)
 
 

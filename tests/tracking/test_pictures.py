@@ -19,9 +19,9 @@ def run(tmp_path: Path) -> Path:
         for step in range(13):
             metrics: dict[str, object] = {"step": step}
             if step % 6 == 0:
-                metrics["val/reward/mean"] = 0.1 + step / 20
+                metrics["val/reward"] = 0.1 + step / 20
             if step:
-                metrics |= {"reward/mean": step / 20, **stowage_metrics([900, 1000, 500, 0], 1024)}
+                metrics |= {"critic/score/mean": step / 20, **stowage_metrics([900, 1000, 500, 0], 1024)}
             file.write(json.dumps(metrics) + "\n")
     return tmp_path
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-HEADLINE = (
-    "reward/mean",
-    "critic/rewards/mean",
-    "critic/score/mean",
-    "val/reward/mean",
-    "val/reward",
-    "train/loss",
-    "actor/loss",
-    "actor/pg_loss",
-    "val/loss",
-)
+HEADLINE = ("critic/score/mean", "val/reward", "train/nll", "actor/loss")
 """The first of these that a step has is its headline: a reward before a loss."""
 MEMORY = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
 _QUIET = ("/mean", "/std", "/min", "/max")
@@ -46,7 +36,7 @@ def short(metrics: Mapping[str, Any], eta_s: float | None) -> str:
 
 
 def _name(key: str) -> str:
-    return key.removesuffix("/mean").removeprefix("critic/").replace("rewards", "reward").removeprefix("actor/")
+    return {"critic/score/mean": "reward", "train/nll": "loss"}.get(key, key.removeprefix("actor/"))
 
 
 def duration(seconds: float) -> str:

@@ -45,12 +45,18 @@ def train_flops(parameters: int, layers: int, hidden: int, lengths: Sequence[int
 
 
 def throughput_metrics(
-    tokens: int, seconds: float, world_size: int, *, flops: float | None = None, peak: float | None = None
+    tokens: int,
+    seconds: float,
+    world_size: int,
+    *,
+    flops: float | None = None,
+    peak: float | None = None,
+    update_s: float | None = None,
 ) -> dict[str, float]:
     """``perf/*`` of one step.
 
     ``tokens``: real tokens over all ranks; ``seconds``: the step's wall-clock time; ``flops``: of the actor's update
-    over all ranks; ``peak``: one device's, FLOP/s.
+    over all ranks, which took ``update_s`` seconds (the whole step unless told); ``peak``: one device's, FLOP/s.
     """
     metrics = {
         "perf/total_num_tokens": float(tokens),
@@ -59,7 +65,7 @@ def throughput_metrics(
         "perf/throughput": tokens / seconds / world_size,
     }
     if flops is not None and peak is not None:
-        metrics["perf/mfu/actor"] = flops / seconds / (peak * world_size)
+        metrics["perf/mfu/actor"] = flops / (update_s or seconds) / (peak * world_size)
     return metrics
 
 

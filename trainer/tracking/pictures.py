@@ -13,10 +13,9 @@ from typing import Any
 from trainer.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.tracking.jsonl import METRICS_FILE, by_step
 
-TRAIN_REWARD = ("reward/mean", "critic/rewards/mean", "critic/score/mean")
-VAL_REWARD = ("val/reward/mean", "val/reward")
-TRAIN_LOSS = ("train/loss", "actor/loss", "actor/pg_loss")
-VAL_LOSS = ("val/loss",)
+TRAIN_REWARD = ("critic/score/mean",)
+VAL_REWARD = ("val/reward",)
+TRAIN_LOSS = ("train/nll", "actor/loss")
 MICRO_BATCH = "batch/micro_batch_tokens"
 BUDGET = "batch/budget"
 BLUE, GREEN, RED, GREY = "#1f5fa8", "#2a8a4a", "#c0392b", "#8a8f98"
@@ -34,7 +33,7 @@ def draw_pictures(run_dir: Path) -> list[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     made = [
         _figure(folder / "reward.png", lambda axes: _curve(axes, steps, TRAIN_REWARD, VAL_REWARD, "reward")),
-        _figure(folder / "loss.png", lambda axes: _curve(axes, steps, TRAIN_LOSS, VAL_LOSS, "loss")),
+        _figure(folder / "loss.png", lambda axes: _curve(axes, steps, TRAIN_LOSS, (), "loss")),
         _figure(folder / "tokens_per_micro_batch.png", lambda axes: _stowage(axes, steps)),
     ]
     return [p for p in made if p is not None]
