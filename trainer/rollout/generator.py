@@ -26,9 +26,9 @@ class Generator:
     """Generates on one rank with a causal language model of transformers, in whatever numeric type its weights have.
 
     ``model`` is called in eval mode and given back in the mode it was in; its weights stay trainable. With ZeRO 3
-    gather the weights around :meth:`generate`. Samples don't depend on ``batch_size``, the order of prompts or the number
-    of ranks, but for rounding: a random number within about 1e-6 of the border between two tokens can go either way.
-    With the same prompts in the same order they are bit-equal.
+    gather the weights around :meth:`generate`. Samples don't depend on ``batch_size``, the order of prompts or the
+    number of ranks, but for rounding: a random number within about 1e-6 of the border between two tokens can go either
+    way. With the same prompts in the same order they are bit-equal.
     """
 
     def __init__(self, model: nn.Module, *, eos_ids: Sequence[int], pad_id: int, sampling: Sampling) -> None:

@@ -1,0 +1,189 @@
+"""Policy losses, KL and schedules against the formulas written out, one token at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trainer.algorithms import (
+    POLICY_SUMS,
+    AdaptiveKl,
+    add_terms,
+    kl_estimate,
+    learning_rate,
+    make_kl_controller,
+    not_finite,
+    policy_loss,
+    sft_loss,
+    value_loss,
+)
+
+G = torch.Generator().manual_seed(0)
+NEW = -torch.rand(60, generator=G) * 4
+OLD = NEW + torch.randn(60, generator=G) * 0.8
+ADV = torch.randn(60, generator=G)
+
+
+def by_hand(ratio: float, a: float, low: float, high: float, c: float) -> float:
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    objective = min(ratio * a, clipped * a)
+    return -max(objective, c * a) if a < 0 else -objective
+
+
+def test_policy_loss_token_by_token() -> None:
+    made = policy_loss(NEW, OLD, ADV, clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=1.5)
+    ratios = [math.exp(n - o) for n, o in zip(NEW.tolist(), OLD.tolist(), strict=True)]
+    expected = [by_hand(r, a, 0.2, 0.28, 1.5) for r, a in zip(ratios, ADV.tolist(), strict=True)]
+    torch.testing.assert_close(made.losses, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    pairs = list(zip(ratios, ADV.tolist(), strict=True))
+    assert set(made.sums) == set(POLICY_SUMS)
+    assert made.sums["tokens"] == 60
+    assert made.sums["pg_clipfrac"] == sum((a > 0 and r > 1.28) or (a < 0 and r < 0.8) for r, a in pairs) > 0
+    assert made.sums["pg_clipfrac_lower"] == sum(a < 0 and r > 1.5 for r, a in pairs) > 0
+    assert made.sums["ppo_kl"].item() == pytest.approx((OLD - NEW).sum().item(), abs=1e-4)
+    assert made.sums["ratio"].item() == pytest.approx(sum(ratios), rel=1e-5)
+
+
+def test_gradient_stops_where_the_clip_is_active() -> None:
+    old = torch.zeros(4)
+    new = torch.log(torch.tensor([1.5, 0.5, 1.5, 9.0])).requires_grad_()
+    policy_loss(new, old, torch.tensor([1.0, 1.0, -1.0, -1.0])).losses.sum().backward()
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, torch.tensor([0.0, -0.5, 1.5, 0.0]))
+
+
+def test_on_policy_gradient_is_reinforce() -> None:
+    new = NEW.clone().requires_grad_()
+    policy_loss(new, NEW, ADV).losses.sum().backward()
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, -ADV)
+
+
+def test_absurd_ratios_stay_finite() -> None:
+    new = torch.tensor([-200.0, 0.0, 0.0]).requires_grad_()
+    made = policy_loss(new, torch.tensor([0.0, -200.0, -200.0]), torch.tensor([1.0, 1.0, -1.0]))
+    made.losses.sum().backward()
+    assert not_finite(losses=made.losses, gradient=new.grad) is None
+
+
+def test_gspo_takes_the_geometric_mean_of_a_sequence() -> None:
+    sequence = torch.repeat_interleave(torch.tensor([4, 9, 2]), torch.tensor([10, 49, 1]))
+    new = NEW.clone().requires_grad_()
+    made = policy_loss(new, OLD, ADV, clip_ratio_low=10, clip_ratio_high=10, sequence_level=True, sequence=sequence)
+    made.losses.sum().backward()
+    assert new.grad is not None
+    for label in (4, 9, 2):
+        of = sequence == label
+        ratio = (NEW - OLD)[of].mean().exp()
+        kept = torch.where((ADV[of] < 0) & (ratio > 3.0), 3.0, ratio)
+        torch.testing.assert_close(made.losses[of].detach(), -ADV[of] * kept)
+        torch.testing.assert_close(new.grad[of], torch.where(kept == ratio, -ADV[of] * ratio, 0.0))
+    halves = [
+        policy_loss(NEW[s], OLD[s], ADV[s], sequence_level=True, sequence=sequence[s])
+        for s in (slice(0, 10), slice(10, 60))
+    ]
+    whole = policy_loss(NEW, OLD, ADV, sequence_level=True, sequence=sequence)
+    torch.testing.assert_close(torch.cat([h.losses for h in halves]), whole.losses)
+    with pytest.raises(ValueError, match="sequence of each target"):
+        policy_loss(NEW, OLD, ADV, sequence_level=True)
+
+
+def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
+    parts = [policy_loss(NEW[s], OLD[s], ADV[s]).sums for s in (slice(0, 13), slice(13, 13), slice(13, 60))]
+    whole = policy_loss(NEW, OLD, ADV).sums
+    for name, value in whole.items():
+        assert sum(p[name].item() for p in parts) == pytest.approx(value.item(), rel=1e-9)
+
+
+def test_sft_and_value_losses() -> None:
+    assert torch.equal(sft_loss(NEW).losses, -NEW)
+    assert sft_loss(NEW).sums["nll"].item() == pytest.approx(-NEW.double().sum().item())
+    made = value_loss(torch.tensor([2.0, 0.1]), torch.tensor([0.0, 0.0]), torch.tensor([2.0, 1.0]))
+    torch.testing.assert_close(made.losses, 0.5 * torch.tensor([1.5**2, 0.9**2]))
+    assert made.sums["vf_clipfrac"] == 1
+
+
+def test_terms_share_one_normaliser_and_a_zero_coefficient_leaves_one_out() -> None:
+    made = add_terms(ADV, entropy=NEW, entropy_coeff=0.5, kl=OLD, kl_loss_coef=0.25)
+    torch.testing.assert_close(made, ADV - 0.5 * NEW + 0.25 * OLD)
+    assert torch.equal(add_terms(ADV, kl=torch.full((60,), torch.nan), kl_loss_coef=0.0), ADV)
+
+
+def test_kl_estimators() -> None:
+    d = NEW - OLD
+    for names, expected in (
+        (("k1", "kl"), d),
+        (("k2", "mse"), d**2 / 2),
+        (("k3", "low_var_kl"), torch.exp(-d) - 1 + d),
+        (("abs",), d.abs()),
+    ):
+        for name in names:
+            torch.testing.assert_close(kl_estimate(NEW, OLD, name), expected, atol=1e-5, rtol=1e-5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no KL estimator 'k4'"):
+        kl_estimate(NEW, OLD, "k4")  # type: ignore[arg-type]
+
+
+def test_k1_and_k3_estimate_the_true_kl() -> None:
+    p, q = torch.randn(2, 6, generator=torch.Generator().manual_seed(5)).log_softmax(-1)
+    true = (p.exp() * (p - q)).sum()
+    for kind in ("k1", "k3"):
+        torch.testing.assert_close((p.exp() * kl_estimate(p, q, kind)).sum(), true)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kl_is_finite_and_not_negative_where_it_must_be(kind: str, dtype: torch.dtype) -> None:
+    new = torch.tensor([0.0, -300.0, -7.97, -8.0], dtype=dtype).requires_grad_()
+    ref = torch.tensor([-300.0, 0.0, -8.0, -8.0], dtype=dtype)
+    made = kl_estimate(new, ref, kind)  # type: ignore[arg-type]
+    made.sum().backward()
+    assert made.dtype == torch.float32
+    assert not_finite(kl=made, gradient=new.grad) is None
+    assert kind == "k1" or made.min() >= 0
+
+
+def test_adaptive_controller() -> None:
+    kl = make_kl_controller("kl_controller", kl_coef=0.1, target_kl=0.05, horizon=10_000)
+    kl.update(0.055, 1000)  # 10 % over
+    assert kl.coef == pytest.approx(0.1 * (1 + 0.1 * 0.1))
+    kl.update(5.0, 1000)  # held at +20 %
+    assert kl.coef == pytest.approx(0.101 * 1.02)
+    before = kl.coef
+    kl.update(0.0, 1000)
+    assert kl.coef == pytest.approx(before * 0.98)
+    kl.update(float("nan"), 1000)
+    assert kl.coef == pytest.approx(before * 0.98)
+    resumed = AdaptiveKl(0.1, 0.05, 10_000)
+    resumed.load_state_dict(kl.state_dict())
+    assert resumed.coef == kl.coef
+    fixed = make_kl_controller("fixed", kl_coef=0.1, target_kl=0.05, horizon=10)
+    fixed.update(9.0, 100)
+    assert fixed.coef == 0.1
+    with pytest.raises(ValueError, match="neither fixed nor adaptive"):
+        make_kl_controller("other", kl_coef=0.1, target_kl=0.05, horizon=10)
+
+
+def test_learning_rates() -> None:
+    def rates(kind: str, warmup: int = 3, total: int = 11, low: float = 0.1) -> list[float]:
+        return [
+            learning_rate(s, lr=2.0, kind=kind, warmup_steps=warmup, total_steps=total, min_lr_ratio=low)
+            for s in range(total + 2)
+        ]
+
+    assert rates("constant") == pytest.approx([0.5, 1.0, 1.5] + [2.0] * 10)
+    linear, cosine = rates("linear"), rates("cosine")
+    assert linear[3] == cosine[3] == 2.0
+    assert linear[10:] == pytest.approx([0.2] * 3) and cosine[10:] == pytest.approx([0.2] * 3)
+    assert linear[5] == pytest.approx(2.0 - 1.8 * 2 / 7)
+    assert cosine[5] == pytest.approx(0.2 + 1.8 * 0.5 * (1 + math.cos(math.pi * 2 / 7)))
+    assert rates("linear", warmup=0, total=1)[0] == 2.0
+    with pytest.raises(ValueError, match="'step' is none of constant, linear, cosine"):
+        rates("step")
+
+
+def test_what_is_not_finite_is_named() -> None:
+    assert not_finite(a=torch.ones(3), b=None, c=torch.ones(2, dtype=torch.int64)) is None
+    said = not_finite(loss=torch.tensor([1.0, torch.nan, torch.inf]), kl=torch.zeros(2))
+    assert said == "loss: 2 of 3 values, the first is nan at 1"
