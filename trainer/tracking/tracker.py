@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.environment import available_cores, rank_from_environment
 from trainer.errors import UserError, nearest
-from trainer.tracking.console import Display, make_display
+from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, Watermarks, workers_hint
 from trainer.tracking.jsonl import METRICS_FILE, MetricsFile, to_plain
 from trainer.tracking.wandb_run import MODES, WandbRun, persistent_identity
@@ -21,7 +21,8 @@ LOGGERS = ("console", "wandb", "jsonl")
 
 
 class Tracker:
-    """Metrics of a run: the record, W&B and the screen. Every rank makes one; only rank 0's does anything."""
+    """Metrics of a run: the record, W&B and the screen. Every rank makes one; only rank 0's keeps
+    metrics, the others' only pass on what they are told to say."""
 
     def __init__(
         self,
@@ -47,7 +48,9 @@ class Tracker:
         loggers = [loggers] if isinstance(loggers, str) else list(loggers)
         check_loggers(loggers, mode)
         self._active = rank == 0
+        self._display: Display | None = None
         if not self._active:
+            self._display = PlainDisplay(total_steps) if "console" in loggers else None
             return
         self.run_dir = run_dir
         try:
@@ -57,7 +60,8 @@ class Tracker:
                 f"{run_dir / METRICS_FILE} can't be written ({error.strerror}): set trainer.default_local_dir to a "
                 "folder that is yours and has space."
             ) from error
-        self._display: Display | None = make_display(total_steps, steps_done) if "console" in loggers else None
+        if "console" in loggers:
+            self._display = make_display(total_steps, steps_done)
         marks = watermarks or Watermarks()
         self._health = Health(marks, num_workers=num_workers)
         ranks, cores = rank_from_environment().local_world_size, available_cores()
@@ -98,8 +102,11 @@ class Tracker:
             self._wandb.log_table(step, "val/generations", [dict(row) for row in rows])
 
     def message(self, text: str) -> None:
-        """Say ``text`` on the screen (a banner, a hint, where things are); no metric."""
-        if self._active and self._display is not None:
+        """Say ``text`` (a banner, a hint, where things are); no metric.
+
+        Rank 0 says it on the screen, any other rank on its own output, which the launcher keeps in the rank's log.
+        """
+        if self._display is not None:
             self._display.message(text)
 
     def sync(self) -> None:
