@@ -92,9 +92,9 @@ class Scorer:
         busy: list[_Busy] = []
         while queue or busy:
             while queue and idle:
-                worker, i = idle.pop(), queue.pop()
+                i = queue.pop()
+                worker = self._send(idle.pop(), requests[i])
                 busy.append(_Busy(worker=worker, at=i, deadline=time.monotonic() + self._timeout_s))
-                worker.send(requests[i])
             until = max(0.0, min(b.deadline for b in busy) - time.monotonic())
             ready = set(map(id, wait([w for b in busy for w in b.worker.waits], until)))
             still: list[_Busy] = []
@@ -110,6 +110,22 @@ class Scorer:
                 idle.append(worker)
             busy = still
 
+    def _send(self, worker: _Worker, request: RewardRequest) -> _Worker:
+        """Hand a request over; to a new process when this one died while it was idle."""
+        try:
+            worker.send(request)
+            return worker
+        except WorkerDied:
+            fresh = self._replace(worker)
+            fresh.send(request)
+            return fresh
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        worker.close()
+        self._workers.remove(worker)
+        self._workers.append(self._fork())
+        return self._workers[-1]
+
     def _take(self, b: _Busy, request: RewardRequest) -> tuple[Score, _Worker]:
         try:
             return b.worker.receive(0), b.worker
@@ -117,12 +133,9 @@ class Scorer:
             return self._give_up(b, request, f"ended its process: {e}")
 
     def _give_up(self, b: _Busy, request: RewardRequest, why: str) -> tuple[Score, _Worker]:
-        b.worker.close()
-        self._workers.remove(b.worker)
         if self._reward is not None:
             raise UserError(f"the reward function {self._name} {why}, {_where(request)}")
-        self._workers.append(self._fork())
-        return Score(value=0.0, unjudged=True), self._workers[-1]
+        return Score(value=0.0, unjudged=True), self._replace(b.worker)
 
     def _fork(self) -> _Worker:
         if self._reward is None:

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.toy import Toy
+from trainer.data import Fingerprint, Loader, Position, worker_count
+from trainer.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def take(loader: Loader, batches: int) -> list[list[int]]:
+    """Indices of the next batches, across epochs."""
+    out: list[list[int]] = []
+    while len(out) < batches:
+        for batch in loader:
+            out.append([e.index for e in batch])
+            if len(out) == batches:
+                break
+    return out
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_resume_goes_on_with_the_very_next_sample(workers: int, persistent: bool) -> None:
+    """Also with other numbers of workers before and after, in mid-epoch and exactly at an epoch's end."""
+    options: dict[str, Any] = {"batch_size": 4, "seed": 3, "persistent_workers": persistent, "prefetch_factor": 3}
+    whole = take(Loader(Toy(22), **options), 14)
+    assert len({i for batch in whole[:5] for i in batch}) == 20
+    for stop in (0, 1, 4, 5, 6, 10, 13):
+        with Loader(Toy(22), num_workers=workers, **options) as first:
+            before = take(first, stop)
+            state = json.loads(json.dumps(first.state_dict()))
+        assert (state["epoch"], state["offset"], state["samples"]) == (stop // 5, stop % 5 * 4, stop * 4)
+        with Loader(Toy(22), num_workers=2 - workers, **options) as second:
+            second.load_state_dict(state)
+            after = take(second, 14 - stop)
+        assert before + after == whole
+
+
+def test_iterating_ends_with_the_epoch_and_prefetch_does_not_move_the_position() -> None:
+    with Loader(Toy(10), batch_size=5, num_workers=1, prefetch_factor=4) as loader:
+        assert len(loader) == 2
+        loader.start()
+        assert loader.position == Position()
+        assert [len(b) for b in loader] == [5, 5]
+        assert loader.position == Position(epoch=1, offset=0, samples=10)
+        assert [len(b) for b in loader] == [5, 5]
+        assert loader.epoch == 2
+
+
+def test_state_loaded_while_workers_run_discards_what_they_prefetched() -> None:
+    with Loader(Toy(12), batch_size=3, num_workers=2) as loader:
+        state = loader.state_dict()
+        first = take(loader, 3)
+        loader.load_state_dict(state)
+        assert take(loader, 3) == first
+
+
+def test_validation_keeps_the_short_last_batch_and_the_order() -> None:
+    loader = Loader(Toy(7), batch_size=3, shuffle=False, drop_last=False)
+    assert [[e.index for e in b] for b in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert len(loader) == 3
+
+
+def test_a_batch_that_cannot_be_filled_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"data.train_batch_size=8 .* 7 samples .* type data.train_batch_size=7"):
+        Loader(Toy(7), batch_size=8)
+
+
+def test_other_data_other_seed_other_order_are_refused_on_resume() -> None:
+    state = Loader(Toy(8), batch_size=2, seed=1).state_dict()
+    swapped = Toy(8, fingerprint=Fingerprint(name="new.jsonl (8 samples)", digest="x"))
+    with pytest.raises(UserError, match=r"made on toy, this run reads new.jsonl \(8 samples\)"):
+        Loader(swapped, batch_size=2, seed=1).load_state_dict(state)
+    with pytest.raises(UserError, match=r"Type data.seed=1"):
+        Loader(Toy(8), batch_size=2, seed=2).load_state_dict(state)
+    with pytest.raises(UserError, match=r"Type data.shuffle=True"):
+        Loader(Toy(8), batch_size=2, seed=1, shuffle=False).load_state_dict(state)
+
+
+def test_resume_with_a_larger_batch_starts_the_next_epoch_when_the_rest_is_too_short() -> None:
+    first = Loader(Toy(10), batch_size=3)
+    take(first, 2)
+    for workers in (0, 1):
+        with Loader(Toy(10), batch_size=8, num_workers=workers, persistent_workers=False) as second:
+            second.load_state_dict(first.state_dict())
+            assert len(take(second, 2)[0]) == 8
+            assert second.position == Position(epoch=3, offset=0, samples=22)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_is_the_users_error_at_its_turn(workers: int) -> None:
+    with Loader(Toy(8, bad=5), batch_size=2, shuffle=False, num_workers=workers) as loader:
+        assert take(loader, 2) == [[0, 1], [2, 3]]
+        with pytest.raises(UserError, match=r"^toy, row 5: bad$"):
+            take(loader, 1)
+        assert loader.position.samples == 4
+
+
+def test_a_bug_in_a_worker_shows_its_traceback() -> None:
+    with (
+        Loader(Toy(8, bug=1), batch_size=2, shuffle=False, num_workers=1) as loader,
+        pytest.raises(RuntimeError, match="ZeroDivisionError: bug"),
+    ):
+        take(loader, 1)
+
+
+def test_a_dead_worker_is_an_error_within_seconds_that_names_what_it_loaded() -> None:
+    started = time.monotonic()
+    with Loader(Toy(8, crash=5), batch_size=2, shuffle=False, num_workers=2) as loader:
+        assert take(loader, 2) == [[0, 1], [2, 3]]
+        with pytest.raises(RuntimeError, match=r"data worker 0 .* was killed by SIGKILL.* from 4 on in epoch 0 of toy"):
+            take(loader, 1)
+    assert time.monotonic() - started < 15
+
+
+def test_a_silent_worker_is_an_error_after_the_timeout() -> None:
+    with (
+        Loader(Toy(8, hang=0), batch_size=2, shuffle=False, num_workers=1, timeout_s=0.2) as loader,
+        pytest.raises(RuntimeError, match=r"gave no answer within 0.2 s"),
+    ):
+        take(loader, 1)
+
+
+def test_workers_are_capped_by_the_cores_of_the_rank() -> None:
+    assert worker_count(0, 1) == 0
+    assert 1 <= worker_count(10_000, 1) <= (os.cpu_count() or 1)
+    assert worker_count(8, 10_000) == 1
+
+
+SCRIPT = """
+import json, sys
+from trainer import signals
+signals.install()
+from tests.data.toy import Toy
+from trainer.data import Loader
+loader = Loader(Toy(64), batch_size=4, num_workers=2, prefetch_factor=2)
+loader.start()
+def say(x): print(json.dumps(x), flush=True)
+say([w.pid for w in loader._workers])
+sys.stdin.readline()
+say([[e.index for e in b] for b in loader])
+say(signals.requested())
+sys.stdin.readline()
+"""
+
+
+def test_workers_outlive_a_signal_to_the_group_and_die_with_their_parent() -> None:
+    """Slurm signals every process of a step; the batches of the step in progress must still arrive. After kill -9 of
+    the rank no worker stays behind."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        workers = json.loads(process.stdout.readline())
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
+            os.killpg(process.pid, number)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        expected = [[e.index for e in b] for b in Loader(Toy(64), batch_size=4)]
+        assert json.loads(process.stdout.readline()) == expected
+        assert json.loads(process.stdout.readline()) in ("TERM", "USR2")
+        assert len(workers) == 2 and all(alive(pid) for pid in workers)
+    finally:
+        process.kill()
+        process.wait(30)
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False

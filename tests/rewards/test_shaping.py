@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.rewards import length_penalty, mix
+
+
+def test_mixtures_are_weighted_sums() -> None:
+    assert mix({"model": [1.0, 0.0], "rule": [0.0, 1.0]}, {"rule": 0.3, "model": 0.7}) == [0.7, 0.3]
+    with pytest.raises(ValueError, match="need the same names"):
+        mix({"model": [1.0]}, {"modle": 1.0})
+    with pytest.raises(ValueError, match="different numbers of sequences"):
+        mix({"a": [1.0], "b": [1.0, 2.0]}, {"a": 1.0, "b": 1.0})
+
+
+def test_the_length_penalty_falls_over_the_buffer() -> None:
+    got = [length_penalty(n, max_length=100, buffer=20, factor=2.0) for n in (0, 80, 90, 100, 500)]
+    assert got == [0.0, 0.0, -1.0, -2.0, -2.0]
+    with pytest.raises(ValueError, match="buffer must be from 1"):
+        length_penalty(1, max_length=10, buffer=11)
+
+
+@given(st.integers(0, 300), st.integers(1, 100), st.integers(0, 100), st.floats(0, 10))
+def test_longer_is_never_better(length: int, buffer: int, more: int, factor: float) -> None:
+    a = length_penalty(length, max_length=buffer + more, buffer=buffer, factor=factor)
+    b = length_penalty(length + 1, max_length=buffer + more, buffer=buffer, factor=factor)
+    assert -factor <= b <= a <= 0
