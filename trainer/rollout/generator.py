@@ -17,6 +17,8 @@ from trainer.rollout.settings import KEY, Sample, Sampling
 
 PREFILL_TOKENS = 16384
 """Prompt tokens, pads included, of one prefill pass."""
+CHOICE_ELEMENTS = 2**26
+"""Scores of one drawing pass: 512 MiB of float64."""
 COMPACT_BELOW = 0.8
 """Finished rows leave the batch when at most this share of its rows is still alive: a copy of the cache costs
 about one step, and pays when it makes all following steps this much cheaper."""
@@ -155,7 +157,12 @@ class Generator:
         return out[:, -1]
 
     def _choose(self, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [rows] and their log-probs float32 [rows]."""
+        """Tokens int64 [rows] and their log-probs float32 [rows]. ``u`` [rows], not read when greedy."""
+        size = max(1, CHOICE_ELEMENTS // logits.shape[-1])
+        if len(logits) > size:
+            starts = range(0, len(logits), size)
+            chosen = [self._choose(logits[i : i + size], u[i : i + size]) for i in starts]
+            return torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])
         how = self.sampling
         scores = logits.float() / how.scale
         if how.greedy:
