@@ -38,10 +38,15 @@ def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: fl
     return str(last + 1)
 
 
-def end(run: Path, *, exit_code: int, scontrol: str, bad_node: str, now: float) -> str:
-    """Close the attempt that is open and return the decision's line."""
+def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str, now: float) -> str:
+    """Close attempt ``number`` and return the decision's line.
+
+    An attempt that is closed already was given up for lost: this is its batch script, come back from a node that was
+    cut off, and it has no say any more.
+    """
     plan = read_json(run / "job.json")
-    number = last_attempt(run)
+    if any(line.get("attempt") == number for line in attempts(run)):
+        return "stop lost -"
     started = read_json(log_folder(run, number) / "begin.json")
     left = read_json(run / "exit.json")
     mine = left if left.get("attempt") == number or left.get("time", 0) >= started.get("start", now) else {}
@@ -127,8 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
     else:
         answer = end(
-            given.run, exit_code=given.exit_code, scontrol=given.evidence, bad_node=given.bad_node, now=time.time()
-        )
+            given.run, number=int(env.get("PLIMSOLL_ATTEMPT") or last_attempt(given.run)), exit_code=given.exit_code,
+            scontrol=given.evidence, bad_node=given.bad_node, now=time.time(),
+        )  # fmt: skip
     sys.stdout.write(answer + "\n")
     return 0
 

@@ -4,6 +4,7 @@ LAB=$(realpath -m "${1:-.cluster}"); export SLURM_CONF=$LAB/conf/slurm.conf
 [ -d "$LAB"/pid ] || exit 0
 timeout 5 scancel --user="$(id -un)" 2>/dev/null
 for _ in $(seq 50); do [ -z "$(timeout 2 squeue -h -t R,CG 2>/dev/null)" ] && break; sleep .1; done
+for file in "$LAB"/pid/slurmd-*.pid; do [ -s "$file" ] && kill "$(cat "$file")" 2>/dev/null; done   # all at once
 for name in $(cd "$LAB"/pid && ls slurmd-*.pid 2>/dev/null) slurmctld.pid slurmdbd.pid mariadbd.pid munged.pid; do
   file=$LAB/pid/$name; [ -s "$file" ] || continue
   pid=$(cat "$file"); kill "$pid" 2>/dev/null

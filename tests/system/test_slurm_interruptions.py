@@ -84,11 +84,12 @@ def _kill_slurmd(entry: Entry, lab: Path) -> None:
     node = read_json(Path(entry.run) / "logs/attempt_1/begin.json")["nodes"]
     # The machine is gone: its daemon, and everything the job had on it. Only processes of this lab and this run.
     pids = [int((lab / f"pid/slurmd-{node}.pid").read_text())]
-    pids += [
-        pid for pid, words in _processes() if entry.script in words or entry.run in words or f"[{entry.job}" in words
-    ]
+    array = entry.job.split("_")[0]
     for pid in pids:
         _kill(pid)
+    for mark in (f"slurmstepd: [{array}.", f"SLURM_ARRAY_JOB_ID={array} "):
+        for pid in [pid for pid, words in _processes() if mark in words]:
+            _kill(pid)
     slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     _finish(entry)
 
@@ -102,7 +103,7 @@ def _processes() -> list[tuple[int, str]]:
                 environment = (folder / "environ").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            found.append((int(folder.name), f"{words} {environment}" if "PLIMSOLL_RUN" in environment else words))
+            found.append((int(folder.name), f"{words} {environment} "))
     return found
 
 

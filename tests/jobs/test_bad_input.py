@@ -1,0 +1,126 @@
+"""Wrong input is one message that names the key and the way out, and reaches no sbatch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.hydra_entry import launch_on_slurm
+from jobs.preflight import folder_problems, save_seconds
+from jobs.shape import shape_of
+from jobs.slurm import Slurm, seconds
+from tests.jobs.conftest import point, put
+from trainer.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"trainer__n_gpus_per_node": 16, "data__train_batch_size": 64}, {}, "have 8 GPUs; use at most that"),
+        ({"cluster": {"partition": "lowest"}}, {}, "did you mean 'low'"),
+        ({}, {"partition": "nowhere"}, "partition 'nowhere' is not known to Slurm; it has low, high"),
+        ({}, {"timout_min": 5}, "did you mean 'timeout_min'"),
+        ({}, {"timeout_min": 1, "signal_delay_s": 60}, "leaves nothing of timeout_min=1"),
+        ({}, {"timeout_min": 99, "signal_delay_s": 60}, "above the partition's MaxTime of 60 min"),
+        ({}, {"resubmit": "fail"}, "did you mean 'failed'"),
+        ({}, {"gpus_per_node": 2}, "contradicts trainer.n_gpus_per_node=1"),
+        ({}, {"nodes": 2}, "contradicts trainer.nnodes=1"),
+        ({"container": {"runtime": "apptainer", "image": "/no.sif"}}, {}, "/no.sif does not exist; build it with"),
+        ({"cluster": {"local_folders": ["/tmp"]}}, {}, "shared file system"),
+        ({"trainer__total_training_steps": -4}, {}, "total_training_steps=-4"),
+    ],
+)
+def test_message(
+    settings: dict[str, Any], options: dict[str, Any], message: str, fake: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("MAX_TIME", "01:00:00")
+    good = point(0)
+    bad = point(1, **{"trainer__seed": 7, **settings})
+    with pytest.raises(UserError) as caught:
+        launch_on_slurm([good, bad], {"ledger": str(tmp_path / "ledger"), **options}, tmp_path / "sweep")
+    assert message in str(caught.value)
+    assert not list(fake.glob("script*")) and not (tmp_path / "sweep").exists()
+
+
+def test_all_jobs_are_told_at_once(fake: Path, tmp_path: Path) -> None:
+    points = [point(0), point(1, trainer__nnodes=0), point(2, data__train_batch_size=0)]
+    with pytest.raises(UserError) as caught:
+        launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
+    assert "job 1 (" in str(caught.value) and "job 2 (" in str(caught.value) and "job 0" not in str(caught.value)
+
+
+def test_two_jobs_cannot_share_a_run_folder(fake: Path, tmp_path: Path) -> None:
+    same = f"trainer.default_local_dir={tmp_path}/same"
+    points = [
+        point(n, same, trainer__default_local_dir=f"{tmp_path}/same", trainer__seed=n) for n in range(2)
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="jobs 0 and 1 share the run folder"):
+        launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
+
+
+def test_without_slurm_the_local_launcher_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="hydra/launcher=local"):
+        launch_on_slurm([point(0)], {}, tmp_path / "sweep")
+
+
+def test_sbatchs_own_words_are_shown_and_the_ledger_knows_the_plan(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSE", "Invalid account or account/partition combination")
+    with pytest.raises(UserError, match="Invalid account"):
+        launch_on_slurm([point(0)], {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
+    assert '"phase":"planned"' in (tmp_path / "l").read_text()
+    assert '"phase":"submitted"' not in (tmp_path / "l").read_text()
+
+
+def test_an_image_that_was_changed(fake: Path, tmp_path: Path) -> None:
+    image = tmp_path / "x.sif"
+    image.write_bytes(b"image")
+    container = {"runtime": "apptainer", "image": str(image), "digest": "sha256:0123"}
+    with pytest.raises(UserError, match="was changed"):
+        launch_on_slurm([point(0, container=container)], {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
+
+
+def test_arrays_are_cut_at_max_array_size(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_ARRAY", "2")
+    points = [point(n, trainer__seed=n) for n in range(5)]
+    assert launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep") == 0
+    arrays = [line for n in range(3) for line in (fake / f"script{n}").read_text().splitlines() if "--array" in line]
+    assert arrays == ["#SBATCH --array=0-1%2", "#SBATCH --array=0-1%2", "#SBATCH --array=0-0%1"]
+
+
+def test_a_checkpoint_longer_than_the_warning(fake: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", 14_000_000_000)  # 7 B parameters; a hole, not 14 GB
+    config = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}}}
+    assert save_seconds(config, shape_of({})) == pytest.approx(112.0)
+    with pytest.raises(UserError, match=r"predicted to take 112 s.*signal_delay_s=60; set it to 198"):
+        launch_on_slurm(
+            [point(0, actor_rollout_ref__model__path=str(tmp_path))],
+            {"ledger": str(tmp_path / "l"), "signal_delay_s": 60},
+            tmp_path / "sweep",
+        )
+
+
+def test_run_folder_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "not a folder that you may write to" in folder_problems(tmp_path / "file/run", ())[0]
+
+
+def test_a_slurm_that_hangs_is_named_not_waited_for(fake: Path, tmp_path: Path) -> None:
+    put(tmp_path / "bin", "squeue", "exec sleep 60")
+    with pytest.raises(UserError, match="'squeue' didn't answer within 0 s"):
+        Slurm(timeout_s=0.2).queue(["7_0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("30", 30), ("10:00", 600), ("1:00:00", 3600), ("2-00:00:00", 172800), ("1-12", 129600), ("UNLIMITED", None)],
+)
+def test_slurms_times(text: str, value: int | None) -> None:
+    assert seconds(text) == value

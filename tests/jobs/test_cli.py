@@ -1,0 +1,140 @@
+"""``python -m jobs`` over a ledger and run folders, with a fake Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs import ledger
+from jobs.__main__ import main
+from jobs.ledger import Entry
+from jobs.records import append_line
+from tests.jobs.conftest import calls
+
+ROOT = Path(__file__).parents[2]
+
+
+def entry(root: Path, index: int, **values: object) -> Entry:
+    run = root / f"run{index}"
+    (run / "logs/attempt_1").mkdir(parents=True, exist_ok=True)
+    known = {
+        "name": f"s/{index}", "sweep": "s", "run": str(run), "signature": str(index), "shape": "1n1g", "gpus": 1,
+        "overrides": ("a.lr=1", f"b.c.seed={index}"), "launch": "L", "phase": "submitted", "job": f"100_{index}",
+    }  # fmt: skip
+    return Entry(**(known | values))
+
+
+@pytest.fixture
+def book(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four runs: completed, failed, pending, unknown to Slurm."""
+    path = tmp_path / "ledger.jsonl"
+    monkeypatch.setenv("PLIMSOLL_LEDGER", str(path))
+    entries = [entry(tmp_path, n) for n in range(4)]
+    ledger.note(path, entries)
+    for number, cause, why in ((0, "done", "finished"), (1, "error", "error: as before")):
+        line = {"attempt": 1, "launch": "L", "cause": cause, "why": why}
+        append_line(Path(entries[number].run) / "attempts.jsonl", line)
+    (fake / "squeue").write_text("102|100|2|PENDING|Priority|\n")
+    for number in (0, 1):
+        rows = [{"step": s, "critic/rewards/mean": s / 10 + number} for s in range(1, 4 - number)]
+        (Path(entries[number].run) / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_status(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json"]) == 0
+    rows = {r["name"]: (r["state"], r["reason"]) for r in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows == {
+        "s/0": ("COMPLETED", ""),
+        "s/1": ("FAILED", "error: as before"),
+        "s/2": ("PENDING", "Priority"),
+        "s/3": ("LOST", "Slurm doesn't know this job"),
+    }
+    main(["status"])
+    table = capsys.readouterr().out
+    assert "seed=1" in table and "lr=1" not in table  # only what differs
+    assert "0.3" in table
+
+
+@pytest.mark.parametrize(
+    "words", [["s/1"], ["100_1"], ["{tmp}/run1"], ["--state", "failed"], ["s", "--state", "FAILED"]]
+)
+def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", *(w.replace("{tmp}", str(book.parent)) for w in words)]) == 0
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["s/1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "s/9"], "'s/9' names no run of the ledger; did you mean 's/"),
+        (["logs", "s"], "logs shows one run, and this names 4"),
+        (["logs", "s/0"], "there are: no logs yet"),
+        (["cancel"], "needs to know what"),
+        (["resubmit"], "needs to know what"),
+        (["resubmit", "s/1"], "no batch script"),
+        (["compare", "s/0", "--metric", "critic/reward/mean"], "did you mean 'critic/rewards/mean'"),
+        (["sync", "s/0"], "no offline W&B folder"),
+        (["--ledger", "/nowhere", "status"], "/nowhere holds no runs"),
+    ],
+)
+def test_wrong_input(words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cancel_ends_only_what_lives(book: Path, fake: Path) -> None:
+    assert main(["cancel", "s"]) == 0
+    assert calls(fake) == "scancel 100_2\n"
+
+
+def test_compare_at_the_last_common_step(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compare", "s/0", "s/1"])
+    out = capsys.readouterr().out
+    assert "step 2" in out and "0.2" in out and "1.2" in out
+
+
+def test_logs_follow_goes_on_to_the_next_attempt(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = book.parent / "run0"
+    (run / "logs/attempt_1/rank_0.log").write_text("one\ntwo\n")
+    (run / "logs/attempt_2").mkdir()
+    (run / "logs/attempt_2/rank_0.log").write_text("three\n")
+    assert main(["logs", "s/0", "--attempt", "1", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "two\n"
+    append_line(run / "attempts.jsonl", {"attempt": 2, "launch": "L", "cause": "done", "why": ""})
+    (run / "logs/attempt_2/rank_0.log").rename(run / "later.log")
+    writer = threading.Timer(0.3, lambda: (run / "later.log").rename(run / "logs/attempt_2/rank_0.log"))
+    writer.start()
+    assert main(["logs", "-f", "s/0"]) == 0
+    writer.join()
+    assert capsys.readouterr().out.endswith("three\n")
+
+
+def test_sync_in_attempt_order(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stamp in ("20260102_000000", "20260101_000000"):
+        (book.parent / f"run0/wandb/offline-run-{stamp}-abc").mkdir(parents=True)
+    assert main(["sync", "s/0", "--dry-run"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "20260101" in first and "--append" not in first and "--append" in second and "20260102" in second
+
+
+def test_a_torn_ledger_line_hides_nothing_else(book: Path) -> None:
+    with book.open("a") as file:
+        file.write('{"name": "s/9", "swe')
+    assert len(ledger.read(book)) == 4
+
+
+def test_jobs_imports_fast_and_without_torch() -> None:
+    code = (
+        "import sys, time; t = time.process_time()\n"
+        "import jobs.__main__, jobs.plan, jobs.script, jobs.attempt, jobs.commands\n"
+        "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules); assert time.process_time() - t < 1.0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    whole = "import sys, jobs.hydra_entry, jobs.executor; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=60)

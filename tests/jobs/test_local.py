@@ -1,0 +1,35 @@
+"""``hydra/launcher=local``: the sweep as processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs import ledger
+from jobs.hydra_entry import launch_here
+from jobs.records import attempts
+from tests.jobs.conftest import point
+from trainer.errors import UserError
+
+
+def test_a_failing_job_stops_no_other_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLIMSOLL_WORKER_MODULE", "tests.jobs.standin")
+    monkeypatch.setenv("STANDIN_STEP_S", "0")
+    points = [point(0, trainer__experiment_name="crash"), point(1, trainer__seed=2)]
+    options = {"ledger": str(tmp_path / "l")}
+    assert launch_here(points, options, tmp_path / "sweep") == 1
+    assert "told to crash" in capsys.readouterr().err
+    runs = {e.name: [a["cause"] for a in attempts(Path(e.run))] for e in ledger.read(tmp_path / "l")}
+    assert runs == {"sweep/0": ["error"], "sweep/1": ["done"]}
+    # Again: the completed one is left out, the failed one goes on in its folder.
+    assert launch_here(points, options, tmp_path / "again") == 1
+    assert "left out 1: launched before as sweep/1 (COMPLETED)" in capsys.readouterr().out
+    assert len(ledger.read(tmp_path / "l")) == 2
+
+
+def test_an_unknown_setting(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"hydra\.launcher\.partition is not a setting of the local launcher"):
+        launch_here([point(0)], {"partition": "x"}, tmp_path)

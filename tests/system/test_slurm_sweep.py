@@ -1,0 +1,158 @@
+"""``python -m trainer -m``: eight jobs, two shapes, two arrays, inside an image, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.records import attempts, read_json
+from tests.system.conftest import python_binds
+from tests.system.slurm_runs import ROOT, slurm
+
+pytestmark = pytest.mark.system
+BUCKETS = "actor_rollout_ref.actor.bucket_boundaries=[32,64],[64]"
+BUDGETS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=512,1024"
+COMMON = (
+    "cluster=dev",
+    "data.task=arithmetic",
+    "data.max_prompt_length=64",
+    "data.max_response_length=32",
+    "actor_rollout_ref.model.path=builtin:tiny",
+    "actor_rollout_ref.rollout.n=2",
+    "data.train_batch_size=4",
+    "trainer.total_training_steps=3",
+    "trainer.val_before_train=false",
+    "trainer.logger=[console]",
+)
+
+
+class Lab:
+    """The command line, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **os.environ, "PYTHONPATH": str(ROOT), "PLIMSOLL_LEDGER": str(folder / "ledger.jsonl"),
+            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin", "WANDB_MODE": "offline",
+        }  # fmt: skip
+
+    def command(self, *words: str, code: int | None = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m ...`` here; its exit code must be ``code``."""
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, timeout=timeout, check=False,
+            env=self.env, cwd=self.folder,
+        )  # fmt: skip
+        assert code is None or done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def sweep(self, name: str, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """``python -m trainer -m`` with the Slurm launcher, into the folder ``name``."""
+        where = [f"hydra.sweep.dir={self.folder / name}", "hydra/launcher=slurm", "hydra.launcher.signal_delay_s=30"]
+        given = {word.partition("=")[0] for word in words}
+        common = [word for word in COMMON if word.partition("=")[0] not in given]
+        return self.command("trainer", "-m", *common, *where, *words, code=code)
+
+    def status(self, *words: str) -> list[dict]:
+        """Rows of ``python -m jobs status --json``."""
+        return [json.loads(line) for line in self.command("jobs", "status", "--json", *words).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def lab(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("sweep"))
+
+
+def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path) -> None:
+    binds = [*python_binds(), str(ROOT)]
+    container = [
+        "container=apptainer", f"container.image={image}", f"container.python={sys.executable}",
+        f"container.binds=[{','.join(binds)}]", f'container.args=[--env,"PYTHONPATH={lab.folder}/eight/code:{ROOT}"]',
+    ]  # fmt: skip
+    lab.sweep("eight", *container, BUCKETS, BUDGETS, "parallel=dp1,dp2", "hydra.launcher.wait=true")
+    rows = lab.status("eight")
+    assert len(rows) == 8 and {row["state"] for row in rows} == {"COMPLETED"}
+    assert {row["shape"] for row in rows} == {"1n1g", "1n2g"}
+    assert len({row["job"].split("_")[0] for row in rows}) == 2
+    for row in rows:
+        run = Path(row["run"])
+        assert read_json(run / "job.json")["image"]["digest"].startswith("sha256:")
+        assert [line["cause"] for line in attempts(run)] == ["done"]
+        ranks = 2 if row["shape"] == "1n2g" else 1
+        assert len(list(run.glob("logs/attempt_1/rank_*.log"))) == ranks
+    table = lab.command("jobs", "status", "eight").stdout
+    assert table.count("COMPLETED") == 8 and "bucket_boundaries=[32,64]" in table
+    assert f"{len(rows)} run(s)" not in table
+    # The same sweep again has nothing left to do.
+    again = lab.sweep("again", *container, BUCKETS, BUDGETS, "parallel=dp1,dp2")
+    assert "0 job(s)" in again.stdout and again.stdout.count("launched before") == 8
+
+
+def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides_no_other(lab: Lab) -> None:
+    conf = lab.folder / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    slurm("scontrol", "update", "PartitionName=low", "State=DOWN")  # jobs wait until everything was edited
+    try:
+        name = "trainer.experiment_name=good,crash1,crash2"
+        lab.sweep("edited", "container=none", name, "--config-path", str(conf), "trainer.total_training_steps=7")
+        for path in conf.rglob("*.yaml"):
+            path.write_text("this: is not what was submitted\n")
+    finally:
+        slurm("scontrol", "update", "PartitionName=low", "State=UP")
+    done = lab.command("jobs", "status", "-f", "edited", code=1)
+    rows = {row["overrides"][-1] + str(row["overrides"]): row["state"] for row in lab.status("edited")}
+    assert sorted(rows.values()) == ["COMPLETED", "FAILED", "FAILED"]
+    assert done.stderr.count("RuntimeError: this job was told to crash") == 2  # each failed job's own words
+
+
+def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
+    lab.command("jobs", "resubmit", "edited", "--state", "failed")
+    done = lab.command("jobs", "status", "-f", "edited", code=1)
+    rows = lab.status("edited")
+    assert sorted(row["attempt"] for row in rows) == [1, 2, 2] and "EXHAUSTED" not in done.stdout
+    good = next(row["name"] for row in rows if row["state"] == "COMPLETED")
+    assert "rank 0 of 1" in lab.command("jobs", "logs", good).stdout
+    assert "rank 0 of 1" in lab.command("jobs", "logs", "-f", good).stdout
+    assert "critic/rewards/mean" in lab.command("jobs", "compare", good).stdout
+    lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
+    lab.command("jobs", "cancel", "long")
+    lab.command("jobs", "status", "-f", "long", code=1)
+    assert {row["state"] for row in lab.status("long")} == {"CANCELLED"}
+
+
+def test_wrong_input_never_reaches_sbatch(lab: Lab) -> None:
+    before = slurm("sacct", "-X", "-n", "-a", "-o", "JobID").split()
+    done = lab.sweep("bad", "container=none", "trainer.n_gpus_per_node=2,4", code=2)
+    assert "has 2 GPUs" in done.stderr and "Traceback" not in done.stderr and not (lab.folder / "bad/code").exists()
+    assert slurm("sacct", "-X", "-n", "-a", "-o", "JobID").split() == before
+
+
+def test_dry_run_and_check_submit_nothing(lab: Lab) -> None:
+    before = slurm("sacct", "-X", "-n", "-a", "-o", "JobID").split()
+    shown = lab.sweep("dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.dry_run=true").stdout
+    assert shown.count("#!/bin/bash") == 2 and "GPU-hours" in shown and not (lab.folder / "dry" / "code").exists()
+    checked = lab.sweep("dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.check=true").stdout
+    assert checked.count("to start at") == 2
+    assert slurm("sacct", "-X", "-n", "-a", "-o", "JobID").split() == before
+
+
+def test_doctor(lab: Lab, image: Path) -> None:
+    binds = [word for bind in python_binds() for word in ("--bind", bind)]
+    good = lab.command("jobs", "doctor", "--image", str(image), "--python", sys.executable, *binds, timeout=120)
+    assert "torch" in good.stdout and "FAIL" not in good.stdout
+    bad = lab.command("jobs", "doctor", "--image", str(image), "--digest", "sha256:0", "--python", "nowhere", code=1)
+    assert bad.stdout.count("FAIL") == 2
+
+
+def test_a_hydra_launch_without_slurm_names_the_way_out(lab: Lab) -> None:
+    env = {**lab.env, "PATH": str(Path(sys.executable).parent)}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "-m", *COMMON, "hydra/launcher=slurm", "container=none"],
+        capture_output=True, text=True, timeout=120, check=False, env=env, cwd=lab.folder,
+    )  # fmt: skip
+    assert done.returncode == 2 and "hydra/launcher=local" in done.stderr
