@@ -3,9 +3,9 @@
 Four ways to send the same sequences through the same model (float32, AdamW): padded to the longest of the step, padded
 to the longest of each micro-batch (4 sequences a micro-batch in both, in the shuffled order of a replay buffer), packed
 to a token budget of four mean lengths (as many real tokens in a micro-batch), and packed with each group's prompt held
-once. Both padded forms use the same head, on the trained tokens alone, so only the padding differs. Every way runs in a process of
-its own, and the processes take turns, so that a slow minute of the machine falls on all of them. Memory is the
-process's peak above what it held before the model was made.
+once. Both padded forms use the same head, on the trained tokens alone, so only the padding differs. Every way runs in a
+process of its own, and the processes take turns, so that a slow minute of the machine falls on all of them. Memory is
+the process's peak above what it held before the model was made.
 """
 
 from __future__ import annotations
