@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from tests.models.support import VOCAB, make_model
+from trainer.data.batch import Batch
 from trainer.errors import UserError
+from trainer.models import pack, token_stats
 from trainer.rollout import Generator, Sample, Sampling, make_engine
 
 PROMPTS = [[5, 9, 3], [7], [4, 4, 8, 2, 60, 3, 9], [5, 9, 3], [11, 12], [5, 9, 3], [33, 4, 5, 6]]
@@ -54,6 +56,18 @@ def test_log_probs_are_those_of_a_whole_forward_pass(how: dict[str, object], tem
             logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
         expected = (logits / temperature).log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
         torch.testing.assert_close(sample.log_probs, expected, atol=1e-4, rtol=0)
+
+
+def test_log_probs_are_those_of_training() -> None:
+    """The importance ratio of the first optimizer step is 1 only if generation and the packed pass agree."""
+    model = make_model()
+    samples = drawn(model, temperature=0.8)
+    sequences = [torch.tensor(p + s.response_ids.tolist()) for p, s in zip(PROMPTS, samples, strict=True)]
+    masks = [torch.arange(len(s)) >= len(p) for p, s in zip(PROMPTS, sequences, strict=True)]
+    rows = {"prompt_lengths": torch.tensor([len(p) for p in PROMPTS]), "groups": torch.arange(len(PROMPTS))}
+    batch = Batch.from_sequences({"input_ids": sequences, "loss_mask": masks}, rows)
+    trained = token_stats(model, pack(batch), temperature=0.8).log_probs
+    torch.testing.assert_close(torch.cat([s.log_probs for s in samples]), trained, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
