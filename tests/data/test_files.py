@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -45,7 +46,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, suffix: str) -> Non
     e = ds[3]
     assert "".join(map(chr, e.prompt_ids)) == "<user>q3<assistant>"
     assert "".join(map(chr, e.response_ids or [])) == "r3\0"
-    assert (e.ground_truth, e.data_source, e.index, e.file) == ("3", "d", 3, str(path))
+    assert (e.ground_truth, e.index, e.file) == ("3", 3, str(path))
+    assert e.data_source == (tmp_path.name if suffix == ".arrow" else "d")
     assert e.row == (4 if suffix == ".jsonl" else 3)
     assert not [p for p in tmp_path.iterdir() if p != path]  # the spool file is gone
 
@@ -148,6 +150,31 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=message):
             open_(tmp_path / name)
+
+
+def test_a_corrupt_parquet_file_and_a_full_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"question {i} " * 9, "answer": "1"} for i in range(500)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", use_dictionary=False)
+    content = bytearray((tmp_path / "d.parquet").read_bytes())
+    content[100:3000] = bytes(range(256)) * 11 + bytes(84)
+    (tmp_path / "bad.parquet").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad.parquet (can't be read|is not a valid Parquet file): "):
+        open_(tmp_path / "bad.parquet")
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainer.data.tables.pa.OSFile", full)
+    with pytest.raises(UserError, match=r"d.parquet can't be unpacked into .*No space left .*; set TMPDIR"):
+        open_(tmp_path / "d.parquet")
+
+
+def test_a_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
+    part = write(tmp_path / "data-00000-of-00001.arrow", ROWS)
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    assert expand(str(tmp_path), "k") == [part]
+    assert len(open_(part)) == 5
 
 
 def test_files_folders_and_globs(tmp_path: Path) -> None:

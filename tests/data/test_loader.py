@@ -36,7 +36,7 @@ def test_resume_goes_on_with_the_very_next_sample(workers: int, persistent: bool
     options: dict[str, Any] = {"batch_size": 4, "seed": 3, "persistent_workers": persistent, "prefetch_factor": 3}
     whole = take(Loader(Toy(22), **options), 14)
     assert len({i for batch in whole[:5] for i in batch}) == 20
-    for stop in (0, 1, 4, 5, 6, 10, 13):
+    for stop in (0, 4, 5, 6, 13):
         with Loader(Toy(22), num_workers=workers, **options) as first:
             before = take(first, stop)
             state = json.loads(json.dumps(first.state_dict()))

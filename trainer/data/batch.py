@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +27,7 @@ class Batch:
     rows: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def from_sequences(cls, columns: dict[str, Sequence[Tensor]], rows: dict[str, Tensor] | None = None) -> Batch:
+    def from_sequences(cls, columns: Mapping[str, Sequence[Tensor]], rows: dict[str, Tensor] | None = None) -> Batch:
         """Join one tensor per sequence into flat columns. All columns need equal lengths per sequence."""
         lengths: list[int] | None = None
         for name, parts in columns.items():

@@ -95,7 +95,8 @@ class FileDataset:
         table = self._tables[which]
         i = position - (self._ends[which - 1] if which else 0)
         row = table.number(i)
-        sample = read_sample(table.read(i), self._keys, f"{table.path}, row {row}", table.path.stem)
+        name = table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem  # datasets names the folder
+        sample = read_sample(table.read(i), self._keys, f"{table.path}, row {row}", name)
         return sample, table, row
 
     def _fitting(self, num_workers: int) -> Iterator[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -183,7 +184,11 @@ def _spooled(path: Path) -> Any:
                 writer.write_batch(batch)
         return pa.ipc.open_file(pa.memory_map(name)).read_all()
     except OSError as e:
-        raise UserError(f"{path} can't be unpacked into {tempfile.gettempdir()}: {_first_line(e)}; set TMPDIR") from e
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise UserError(
+            f"{path} can't be unpacked into {tempfile.gettempdir()}: {_first_line(e)}; set TMPDIR to a folder with room"
+        ) from e
     finally:
         os.unlink(name)
 
