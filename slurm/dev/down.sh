@@ -1,6 +1,6 @@
 #!/bin/bash
 # down.sh [LAB]: end the daemons that up.sh started, by the pids it noted, workers first.
-LAB=$(realpath -m "${1:-.cluster}"); export SLURM_CONF=$LAB/conf/slurm.conf
+LAB=$(realpath -m "${1:-/tmp/plimsoll-cluster}"); export SLURM_CONF=$LAB/conf/slurm.conf
 [ -d "$LAB"/pid ] || exit 0
 timeout 5 scancel --user="$(id -un)" 2>/dev/null
 for _ in $(seq 50); do [ -z "$(timeout 2 squeue -h -t R,CG 2>/dev/null)" ] && break; sleep .1; done

@@ -3,7 +3,7 @@
 # Several labs run side by side when their folders and ports differ. Needs root and what install.sh installs.
 # Afterwards: export SLURM_CONF=LAB/conf/slurm.conf
 set -euo pipefail
-LAB=$(realpath -m "${1:-.cluster}"); N=${2:-4}; BP=${3:-27800}
+LAB=$(realpath -m "${1:-/tmp/plimsoll-cluster}"); N=${2:-4}; BP=${3:-27800}
 HERE=$(cd "$(dirname "$0")" && pwd)
 export PATH=$PATH:/usr/sbin:/sbin SLURM_CONF=$LAB/conf/slurm.conf
 [ "$(id -u)" = 0 ] || { echo "up.sh starts daemons as root; run it as root, or use hydra/launcher=local" >&2; exit 1; }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -59,10 +58,3 @@ def test_scripts(name: str, fake: Path) -> None:
             path.write_text(text)
         assert text == path.read_text()
         subprocess.run(["bash", "-n", "-c", text], check=True, timeout=10)
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-@pytest.mark.parametrize("name", SHAPES)
-def test_shellcheck(name: str, fake: Path) -> None:
-    done = subprocess.run(["shellcheck", "-S", "error", "-"], input=rendered(name)["batch"], text=True, check=False)
-    assert done.returncode == 0
