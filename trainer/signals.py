@@ -75,11 +75,13 @@ def shield_worker(worker_id: int = 0) -> None:
     """``worker_init_fn`` of a data loader: outlive signals sent to the whole process group.
 
     The step in progress still needs its workers. Only a TERM that comes from the worker's own parent (the loader
-    closing down) ends it; Slurm's, the launcher's and the terminal's signals are ignored.
+    closing down) ends it; Slurm's, the launcher's and the terminal's signals are ignored. Start the workers inside
+    :func:`held`: then threads that libraries start in a forked worker block TERM too. One that doesn't may take it,
+    which hides the sender; the worker then ends, since a loader that waits for it in vain would hang the run.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # for threads that exist already and don't block it
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     parent = os.getppid()
 

@@ -84,7 +84,8 @@ class Pids(Dataset[torch.Tensor]):
 
 def test_loader_workers_outlive_the_groups_signals_but_not_their_loader() -> None:
     loader = DataLoader(Pids(), num_workers=2, worker_init_fn=shield_worker, prefetch_factor=1, timeout=30)
-    batches = iter(loader)
+    with signals.held():
+        batches = iter(loader)
     workers = {int(next(batches)), int(next(batches))}
     assert len(workers) == 2
     # A stranger's TERM: sent from another process, as Slurm's and the launcher's are.
@@ -99,7 +100,8 @@ def test_a_loader_can_still_terminate_a_hanging_worker() -> None:
     context = torch.multiprocessing.get_context("fork")
     ready = context.Event()
     worker = context.Process(target=hang, args=(ready,))
-    worker.start()
+    with signals.held():
+        worker.start()
     assert ready.wait(30)
     worker.terminate()
     worker.join(30)
