@@ -38,7 +38,7 @@ class Report:
     def finish(self, args: argparse.Namespace, *, shown: Sequence[dict[str, Any]] | None = None) -> int:
         """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit code."""
         rows = self.rows if shown is None else shown
-        console = Console(width=None if sys.stdout.isatty() else 180)
+        console = Console(width=None if sys.stdout.isatty() else 200)
         if rows:
             table = Table(title=self.title, title_justify="left")
             for name in rows[0]:
@@ -77,5 +77,5 @@ def shared(relative: str) -> Path:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+        return f"{value:.4f}" if abs(value) < 1.5 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.batching.cost import Ints
-from trainer.batching.refine import Refiner
-from trainer.batching.search import GOAL, tries
+from trainer.batching.search import GOAL, improve
 
 
 def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
@@ -26,7 +25,5 @@ def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
         load[lightest] += cost[block]
     if cost.size and ranks > 1:
         nothing = np.zeros(cost.size, np.int64)
-        refiner = Refiner(bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, moves=False)
-        refiner.run(tries(cost.size), GOAL / 10)
-        bins = refiner.bins
+        bins = improve(bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, GOAL / 10, moves=False)
     return [np.flatnonzero(bins == r) for r in range(ranks)]
