@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,13 @@ def trainer(place: Path, *argv: str, repo: Path = REPO, **env: str):
 
 @pytest.mark.parametrize("argv", [("--help",), ("--cfg", "job", "--resolve")])
 def test_help_and_settings_answer_at_once_without_torch(tmp_path: Path, argv: tuple[str, ...]):
-    took = []
-    for _ in range(2):
-        began = time.perf_counter()
-        done = python_m("trainer", *argv, cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
-        took.append(time.perf_counter() - began)
-        assert done.returncode == 0
-        assert not re.search(r"\| +(torch|transformers|deepspeed|submitit)$", done.stderr, re.M)
-    assert min(took) < 2.5
+    imports = python_m("trainer", *argv, cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert not re.search(r"\| +(torch|transformers|deepspeed|submitit)$", imports.stderr, re.M)
+    before = os.times()
+    assert python_m("trainer", *argv, cwd=tmp_path).returncode == 0
+    after = os.times()
+    # Processor time, which other load on the machine leaves alone; 0.8 s where it was measured.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 2.5
     assert os.listdir(tmp_path) == []
 
 

@@ -100,5 +100,11 @@ def test_unreadable_frozen_settings(tmp_path: Path, text: str | None, message: s
         load_frozen(tmp_path)
 
 
+def test_a_number_typed_into_a_frozen_file_is_a_number(tmp_path: Path):
+    path = freeze(settings(tmp_path), tmp_path)
+    path.write_text(path.read_text().replace("lr: 1.0e-06", "lr: 3e-6"))
+    assert load_frozen(tmp_path).actor_rollout_ref.actor.optim.lr == 3e-6
+
+
 def test_written_values_can_be_typed_again():
     assert keys.written([None, True, 1.5, "a"]) == "[null,true,1.5,a]"

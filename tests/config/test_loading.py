@@ -78,6 +78,7 @@ BAD = [
     ({"trainer.checkpoint.atomic_save": False}, "trainer.checkpoint.atomic_save=false"),
     ({"trainer.default_hdfs_dir": "hdfs://x/"}, "trainer.default_hdfs_dir"),
     ({f"{A}.checkpoint.save_contents": ["model"]}, "save_contents lacks optimizer, extra"),
+    ({f"{A}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]}, "set trainer.export_hf=true"),
     # budgets
     (
         {f"{A}.ppo_micro_batch_size_per_gpu": 4},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainer.config.overrides import LAUNCHER, check
@@ -61,6 +63,13 @@ def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
 
 def test_flags_may_stand_between_overrides():
     assert check(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == ["data.seed=1", "trainer.seed=1,2"]
+
+
+def test_a_relative_config_path_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    line = check(["--config-path", "runs a", "--config-name", "config"])
+    assert line.argv[:2] == ["--config-path", str(tmp_path / "runs a")]
 
 
 def test_open_groups_take_any_key():

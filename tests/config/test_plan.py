@@ -64,9 +64,9 @@ def test_a_7b_model_on_the_users_data(plan, tmp_path: Path, model: Path):
     rows = [{"prompt": "x" * 400, "response": "y" * 800}] * 50
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     argv = ("experiment=math_7b", f"actor_rollout_ref.model.path={model}", "data.train_files=t.jsonl")
-    code, out, err = plan(*argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2")
+    code, out, err = plan(*argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2", "plan.gpu_gb=40")
     assert (code, err) == (0, "")
-    for part in ("7,615.3 M", "50 rows", "100 + 200 tokens", "20.00 = 100 * 90 s * 8"):
+    for part in ("7,615.3 M", "50 rows", "100 + 200 tokens", "20.00 = 100 * 90 s * 8", "of 40 GB: DOES NOT FIT: lower"):
         assert part in out
 
 
@@ -79,9 +79,7 @@ def test_what_does_not_divide_is_said_at_once_with_code_2(plan, model: Path):
 
 
 def test_wrong_words():
-    with pytest.raises(
-        UserError, match=r"plan.step_time; did you mean 'step_time_s'.*\n.*pp=a: expected a whole"
-    ):
+    with pytest.raises(UserError, match=r"plan.step_time; did you mean 'step_time_s'.*\n.*pp=a: expected a whole"):
         split(["plan.step_time=1", "plan.pp=a"])
     assert split(["data.seed=1", "plan.tp=2"])[1] == ["data.seed=1"]
 

@@ -88,6 +88,11 @@ def _not_built(config: Config) -> Iterator[str]:
         yield "trainer.checkpoint.atomic_save=false: checkpoints are always published in one step; set it to true"
     if trainer.default_hdfs_dir is not None:
         yield "trainer.default_hdfs_dir: a second home of checkpoints is not built yet; set it to null"
+    if "hf_model" in ref.actor.checkpoint.save_contents:
+        yield (
+            f"{_ACTOR}.checkpoint.save_contents: hf_model is not part of a checkpoint; leave it out and set "
+            "trainer.export_hf=true"
+        )
     missing = [c for c in ("model", "optimizer", "extra") if c not in ref.actor.checkpoint.save_contents]
     if missing:
         yield (

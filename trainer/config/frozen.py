@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import keys
 from trainer.config.loading import load
@@ -96,12 +97,13 @@ def load_frozen(run_dir: Path) -> Config:
     """The checked settings of a run folder. Keys that are newer than the file get their defaults."""
     path = run_dir / FILE
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = OmegaConf.load(path)  # its reader knows 1e-6 as a number
     except OSError as error:
-        raise UserError(f"{path} can't be read ({error.strerror}); give the folder of a run") from error
+        why = error.strerror or "it holds no settings"
+        raise UserError(f"{path} can't be read ({why}); give the folder of a run") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no YAML: {error}") from error
-    if not isinstance(raw, dict):
+    if not isinstance(raw, DictConfig):
         raise UserError(f"{path} holds no settings")
     return load(raw)
 

@@ -58,7 +58,8 @@ def check(argv: Sequence[str]) -> CommandLine:
         standing += [LAUNCHER] if not _sets(checked, "hydra/launcher") else []
         standing += [SWEEP_DIR] if not _sets(checked, "hydra.sweep.dir") else []
     if flags.config_path is not None:
-        standing.append(f"hydra.searchpath=[file://{conf_dir()}]")
+        standing.append(f"hydra.searchpath=['file://{conf_dir()}']")
+        rest = [os.path.abspath(text) if text == flags.config_path and os.path.isdir(text) else text for text in rest]
     return CommandLine(argv=[*rest, *standing, *checked], multirun=flags.multirun)
 
 

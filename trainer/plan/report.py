@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
-from trainer.batching.budget import recommended_budget
+from trainer.batching.budget import MEMORY_ADVICE, recommended_budget
 from trainer.batching.cost import ModelShape
 from trainer.config.algebra import Derived, Sizes, derive
 from trainer.config.checks import sizes_of
@@ -37,7 +37,7 @@ def report(config: Config, words: Words, sizes: Sizes, shape: ModelShape | None,
         why = f"{config.actor_rollout_ref.model.path} is not here" if config.actor_rollout_ref.model.path else "not set"
         sections.append(("Memory", iter([("", f"unknown: actor_rollout_ref.model.path ({why})")])))
     else:
-        sections.append(("Memory of a rank", _memory(config, derived, shape)))
+        sections.append(("Memory of a rank", _memory(config, words, derived, shape)))
         sections.append(("Checkpoint", _checkpoint(config, words, shape)))
     sections.append(("Time", _time(config, words, sizes, lengths)))
     return "\n".join(f"{title}\n" + "".join(f"  {n:<28}{v}\n" for n, v in rows) for title, rows in sections)
@@ -99,7 +99,7 @@ def _budget(
     yield "now", f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={_budget_text(config)}"
 
 
-def _memory(config: Config, derived: Derived, shape: ModelShape) -> Iterator[tuple[str, str]]:
+def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -> Iterator[tuple[str, str]]:
     actor, rollout, model = (getattr(config.actor_rollout_ref, name) for name in ("actor", "rollout", "model"))
     held = _kv_sequences(config, derived) * _longest(config) if config.trainer.mode == "rl" else 0
     static = (actor.ppo_micro_batch_size_per_gpu or 1) * _longest(config)
@@ -125,6 +125,10 @@ def _memory(config: Config, derived: Derived, shape: ModelShape) -> Iterator[tup
             f"{_gib(found.kv_cache)} for {held // _longest(config)} sequences at once ({rollout.name})",
         )
         yield "peak of generation", _gib(found.generation)
+    if words.gpu_gb is not None:
+        peak, room = max(found.training, found.generation), words.gpu_gb * 1e9
+        verdict = "fits" if peak <= room else f"DOES NOT FIT: {MEMORY_ADVICE}"
+        yield "GPU", f"{peak / 1e9:,.1f} of {words.gpu_gb:g} GB: {verdict}"
     if found.host:
         yield "in host memory", _gib(found.host)
 

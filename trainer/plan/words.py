@@ -21,6 +21,7 @@ class Words:
     mean_response: float | None = field(default=None, metadata={"help": "tokens; measured from the data unless set"})
     step_time_s: float | None = field(default=None, metadata={"help": "seconds of a step, for the GPU-hours"})
     steps: int | None = field(default=None, metadata={"help": "steps of the run; follows the settings"})
+    gpu_gb: float | None = field(default=None, metadata={"help": "GB of memory of a GPU, to compare with"})
     write_gb_s: float = field(default=1.0, metadata={"help": "GB/s that a checkpoint is written with"})
 
 
