@@ -1,4 +1,4 @@
-"""The training step on one screen: rollout -> reward -> log-probs -> advantages -> plan -> update -> log -> checkpoint."""
+"""The training step on one screen: rollout, reward, log-probs, advantages, plan, update, log, checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     world = join(info, device=config.trainer.device, run_dir=run_dir, timeout_s=COLLECTIVE_TIMEOUT_S)
     try:
         ctx = build(config, run_dir, info, world)
-        with ctx.loader, Keeper(ctx) as keeper, Show(ctx, keeper) as show:
+        with ctx.loader, ctx.scorer, Keeper(ctx) as keeper, Show(ctx, keeper) as show:
             show.code = run(ctx, keeper, show)
             return show.code
     finally:
@@ -42,6 +42,7 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
         show.log(0, show.validation(0))
     if trainer.val_only:
         return EXIT_OK
+    ctx.loader.start()
     batches = endless(ctx)
     while step < ctx.total_steps:
         step += 1
@@ -53,13 +54,13 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
             updates, learnt = update_policy(ctx, batch, step)
         ctx.samples_seen += len(batch)
         timers.add("step", time.perf_counter() - began)
-        metrics |= learnt | show.step_metrics(step, batch, updates)
+        metrics |= learnt | show.step_metrics(step, batch, updates) | keeper.metrics()
         last = step == ctx.total_steps
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
             metrics |= show.validation(step)
         show.log(step, metrics)
         stop = keeper.stop_requested(signals.requested())
-        keeper.after_step(step, metrics, last=last, stop=stop is not None)
+        keeper.after_step(step, metrics, last=last, stop=stop, sync=show.tracker.sync)
         if stop is not None and not last:
             return show.stopped(step, stop, EXIT_REQUEUE)
     close_run(ctx, keeper, show)

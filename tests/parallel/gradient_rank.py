@@ -1,6 +1,6 @@
 """A rank of the stowage test: one optimizer step on fixed sequences; rank 0 writes the gradient that the engine used.
 
-With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x its gradient, so the
+With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x its gradient: the
 move is the gradient, whatever ZeRO stage keeps it where.
 """
 
@@ -65,9 +65,7 @@ def main(case: dict, out: Path) -> None:
     for number, variant in enumerate(case["variants"]):
         loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
         before = {k: v.clone() for k, v in loaded.model.named_parameters()}
-        settings = EngineSettings(
-            zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0
-        )
+        settings = EngineSettings(zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0)
         engine = Engine(loaded.model, settings, world)
         stowage = Stowage(
             dynamic=variant.get("micro") is None,
@@ -85,8 +83,13 @@ def main(case: dict, out: Path) -> None:
         if world.is_main:
             gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])
             torch.save(
-                {"gradient": gradient, "norm": done.grad_norm, "loss": done.sums["loss"],
-                 "counts": done.plan.num_micro_batches, "tokens": done.plan.tokens},
+                {
+                    "gradient": gradient,
+                    "norm": done.grad_norm,
+                    "loss": done.sums["loss"],
+                    "counts": done.plan.num_micro_batches,
+                    "tokens": done.plan.tokens,
+                },
                 f"{out}.{number}.pt",
             )
         engine.ds.destroy()

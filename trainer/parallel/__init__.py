@@ -1,0 +1,1 @@
+"""Ranks: process groups, the DeepSpeed engine, exchange of ragged columns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,8 @@ class Engine:
         self.settings = settings
         self._guarded = settings.zero_stage == 0 and not settings.bf16
         self.ds, self.optimizer = _initialize(model, settings, guarded=self._guarded)
+        self.before_step: Callable[[], None] = lambda: None
+        """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,6 +106,7 @@ class Engine:
         """One optimizer step over everything since the last: clip the global norm to ``max_norm`` (0: don't)."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self.before_step()
         if self._guarded:
             self.optimizer.max_norm = max_norm
             self.ds.step()
@@ -114,6 +117,17 @@ class Engine:
             norm = float(self.ds.get_global_grad_norm())
         applied = bool(self.ds.was_step_applied())
         return StepResult(norm if applied else float("nan"), applied)
+
+    def discard(self) -> None:
+        """Forget the gradients gathered since the last step."""
+        self._open = 0
+        self.ds.optimizer.zero_grad() if self.settings.zero_stage else self.ds.zero_grad()
+
+    def release_memory(self) -> None:
+        """Give cached blocks back to the device, after running out of memory."""
+        self._open = 0
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @contextmanager
     def whole_weights(self) -> Iterator[nn.Module]:

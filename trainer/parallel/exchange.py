@@ -1,4 +1,4 @@
-"""Ragged columns between ranks: gather whole batches, or fill a column whose tokens were computed on different ranks."""
+"""Ragged columns between ranks: gather whole batches, or merge a column that different ranks computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gather(batch: Batch, world: World, *, order_by: str = "ids") -> Batch:
 
 
 def merge_column(pieces: Sequence[tuple[Tensor, Tensor]], num_tokens: int, world: World) -> Tensor:
-    """One float32 column [num_tokens] of (places, values) pieces that were computed on any rank; other tokens hold 0."""
+    """float32 [num_tokens] of (places, values) pieces that were computed on any rank; other tokens hold 0."""
     column = torch.zeros(num_tokens, dtype=torch.float32)
     for places, values in pieces:
         column[places.cpu()] = values.detach().float().cpu()
@@ -34,7 +34,7 @@ def merge_column(pieces: Sequence[tuple[Tensor, Tensor]], num_tokens: int, world
 def _pack(batch: Batch) -> bytes:
     tensors = {"cu_seqlens": batch.cu_seqlens}
     tensors |= {f"c.{k}": v for k, v in batch.columns.items()} | {f"r.{k}": v for k, v in batch.rows.items()}
-    return save({k: v.contiguous() for k, v in tensors.items()})
+    return bytes(save({k: v.contiguous() for k, v in tensors.items()}))
 
 
 def _unpack(data: bytes) -> Batch:

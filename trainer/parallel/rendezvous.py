@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from xxhash import xxh3_64_intdigest
 
 from trainer.environment import RankInfo
@@ -39,7 +39,7 @@ def free_port(start: int, tries: int = 200) -> int:
 
 
 def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
-    """The store all ranks share. With ``info.master_port`` given, it is used as it is; otherwise rank 0 publishes one."""
+    """The store all ranks share: at ``info.master_port`` where one is given; otherwise rank 0 publishes its own."""
     if info.world_size == 1:
         return HashStore()
     wait = timedelta(seconds=timeout_s)

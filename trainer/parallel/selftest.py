@@ -39,14 +39,14 @@ def run(settings: EngineSettings, world: World) -> float:
     want = float(torch.nn.utils.get_total_norm(grads))
     engine = Engine(_model().to(world.device), replace(settings, weight_decay=0.0), world)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
-    for micro in data[world.rank].split([7, 1, 4]):
+    for micro in torch.split(data[world.rank], [7, 1, 4]):
         engine.backward(_loss(engine.forward, micro.to(world.device, dtype)).float())
     got = engine.step(lr=0.0, max_norm=0.0).grad_norm
     engine.ds.destroy()
     off = abs(got - want) / want
     if not off <= (2e-2 if settings.bf16 else 1e-4):
         raise RuntimeError(
-            f"self-test: the gradient of uneven micro-batches under ZeRO {settings.zero_stage} has norm {got:.6g}, their "
-            f"sum {want:.6g}. This DeepSpeed loses micro-batches; install the locked set under requirements/"
+            f"self-test: the gradient of uneven micro-batches under ZeRO {settings.zero_stage} has norm {got:.6g}, "
+            f"their sum {want:.6g}. This DeepSpeed loses micro-batches; install the locked set under requirements/"
         )
     return off

@@ -44,6 +44,12 @@ class World:
         """The largest ``flag`` of all ranks: how ranks agree on a request that only some of them saw."""
         return int(self._reduce([float(flag)], dist.ReduceOp.MAX)[0])
 
+    def vector(self, value: float) -> list[float]:
+        """``value`` of every rank, by rank."""
+        mine = [0.0] * self.size
+        mine[self.rank] = value
+        return self._reduce(mine, dist.ReduceOp.SUM)
+
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Elementwise sum of a CPU ``tensor`` over all ranks, in place."""
         if self.size > 1:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from trainer.algorithms import KlController, make_kl_controller
 from trainer.batching import CostModel
 from trainer.config.schema import Config
-from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct
+from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct, worker_count
 from trainer.environment import RankInfo
 from trainer.errors import UserError
 from trainer.models import LoadedModel, load_model
@@ -57,14 +57,22 @@ class Context:
     cost: CostModel
     kl: KlController
     timers: Timers
+    scorer: Scorer
     notes: list[str] = field(default_factory=list)
     """What the user should hear at start."""
     samples_seen: int = 0
+    budgets: list[int] | None = None
+    """Budgets of all ranks, once running out of memory lowered one of them."""
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self.loaded.tokenizer
+
+    def lower_budgets(self, budgets: list[int]) -> None:
+        """Plan with these budgets from now on."""
+        self.budgets = [int(b) for b in budgets]
+        self.stowage = replace(self.stowage, budget=self.budgets)
 
     @property
     def is_rl(self) -> bool:
@@ -83,7 +91,9 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
     actor, rl = config.actor_rollout_ref.actor, config.trainer.mode == "rl"
     path = config.actor_rollout_ref.model.path
     if path is None:
-        raise UserError("actor_rollout_ref.model.path is not set; type actor_rollout_ref.model.path=builtin:tiny to try")
+        raise UserError(
+            "actor_rollout_ref.model.path is not set; type actor_rollout_ref.model.path=builtin:tiny to try"
+        )
     dtype = torch.bfloat16 if actor.mixed_precision == "bf16" else torch.float32
     loaded = load_model(
         path,
@@ -91,16 +101,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         device=world.device,
         gradient_checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
     )
-    make = lambda split: make_dataset(  # noqa: E731
-        config.data,
-        loaded.tokenizer,
-        split=split,
-        mode=config.trainer.mode,
-        vocabulary=loaded.shape.vocab,
-        answer_required=None if config.custom_reward_function.path is None else False,
-        local_ranks=info.local_world_size,
-    )
-    train_data, val_data = make("train"), make("val")
+    train_data, val_data = _dataset(config, loaded, info, "train"), _dataset(config, loaded, info, "val")
     if train_data is None:
         raise AssertionError("make_dataset refuses a run without training data")
     loader = make_loader(config.data, train_data, split="train", local_ranks=info.local_world_size)
@@ -120,7 +121,11 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
     engine = Engine(loaded.model, settings, world)
     weighing = Weighing(mode=actor.loss_agg_mode, max_response_length=config.data.max_response_length)
     rollout, custom = config.actor_rollout_ref.rollout, config.custom_reward_function
-    scorer = Scorer(None if custom.path is None else load_reward(custom.path, custom.name), name=custom.name)
+    scorer = Scorer(
+        None if custom.path is None else load_reward(custom.path, custom.name),
+        name=f"{custom.name} in {custom.path}",
+        workers=worker_count(config.data.num_workers or 1, info.local_world_size),
+    )
     ctrl = config.algorithm.kl_ctrl
     context = Context(
         config=config,
@@ -139,17 +144,27 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         stowage=_stowage(config, engine, training=True),
         forward_stowage=_stowage(config, engine, training=False),
         ref_stowage=_ref_stowage(config, engine),
-        cost=CostModel.from_shape(
-            loaded.shape, recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing
-        ),
-        kl=make_kl_controller(
-            ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon
-        ),
+        cost=CostModel.from_shape(loaded.shape, recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing),
+        kl=make_kl_controller(ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon),
+        scorer=scorer,
         timers=Timers(synchronize=_synchronizer(world.device)),
     )
     if val_data is not None and (warning := require_distinct(train_data, val_data)):
         context.notes.append(f"[WARNING] {warning}")
     return context
+
+
+def _dataset(config: Config, loaded: LoadedModel, info: RankInfo, split: Literal["train", "val"]) -> Dataset | None:
+    return make_dataset(
+        config.data,
+        loaded.tokenizer,
+        split=split,
+        mode=config.trainer.mode,
+        vocabulary=loaded.shape.vocab,
+        # A user's own reward may do without right answers.
+        answer_required=None if config.custom_reward_function.path is None else False,
+        local_ranks=info.local_world_size,
+    )
 
 
 def _sampler(

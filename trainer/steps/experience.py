@@ -76,9 +76,13 @@ def to_batch(rollouts: Rollouts, examples: Sequence[Example], n: int) -> Batch:
     # A rank without prompts still takes part in the exchange, with empty columns of the right types.
     empty = torch.zeros(0, dtype=torch.int64)
     columns = {"input_ids": ids, "loss_mask": masks, "rollout_log_probs": log_probs}
-    batch = Batch.from_sequences(columns) if ids else Batch(
-        torch.zeros(1, dtype=torch.int64),
-        {"input_ids": empty, "loss_mask": empty.bool(), "rollout_log_probs": empty.float()},
+    batch = (
+        Batch.from_sequences(columns)
+        if ids
+        else Batch(
+            torch.zeros(1, dtype=torch.int64),
+            {"input_ids": empty, "loss_mask": empty.bool(), "rollout_log_probs": empty.float()},
+        )
     )
     batch.rows = {
         "prompt_lengths": torch.tensor([len(examples[i].prompt_ids) for i in rollouts.prompts], dtype=torch.int64),
@@ -111,6 +115,10 @@ def experience_metrics(batch: Batch) -> dict[str, float]:
         ("prompt_length", prompts),
         ("global_seqlen", batch.lengths.float()),
     ):
-        found |= {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+        found |= {
+            f"{name}/mean": float(values.mean()),
+            f"{name}/max": float(values.max()),
+            f"{name}/min": float(values.min()),
+        }
     found["response_length/clip_ratio"] = float((~batch.rows["finished"]).float().mean())
     return found

@@ -1,4 +1,4 @@
-"""One micro-batch through a model, ragged or (the baseline) padded, and columns whose tokens are computed on all ranks."""
+"""One micro-batch through a model, ragged or (the baseline) padded, and columns that all ranks compute together."""
 
 from __future__ import annotations
 

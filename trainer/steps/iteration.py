@@ -88,13 +88,13 @@ def mini_batches(ctx: Context, batch: Batch, step: int) -> Iterator[Batch]:
     The order of prompts is that of the batch, or shuffled by (seed, step, epoch) with ``actor.shuffle``.
     """
     actor = ctx.config.actor_rollout_ref.actor
-    groups = batch.rows["groups"].unique()
+    groups = torch.unique(batch.rows["groups"])
     for epoch in range(actor.ppo_epochs):
         order = torch.arange(len(groups))
         if actor.shuffle:
             draw = torch.Generator().manual_seed((ctx.config.trainer.seed * 1_000_003 + step) * 1_009 + epoch)
             order = torch.randperm(len(groups), generator=draw)
-        for chosen in groups[order].split(actor.ppo_mini_batch_size):
+        for chosen in torch.split(groups[order], actor.ppo_mini_batch_size):
             yield batch.select(torch.isin(batch.rows["groups"], chosen).nonzero().squeeze(-1))
 
 
@@ -108,6 +108,8 @@ def update_policy(ctx: Context, batch: Batch, step: int) -> tuple[list[Update], 
         if actor.grad_clip_adaptive:
             max_norm = adaptive_clip(actor.grad_clip, len(mini), actor.grad_clip_min_batch_size)
         done.append(update(ctx.engine, mini, ctx.objective, ctx.stowage, ctx.cost, lr=lr, max_norm=max_norm))
+        if (lowered := done[-1].lowered) is not None:
+            ctx.lower_budgets(lowered)
     return done, update_metrics(ctx, done, lr=lr, max_norm=max_norm)
 
 
@@ -140,4 +142,6 @@ def update_metrics(ctx: Context, done: Sequence[Update], *, lr: float, max_norm:
     metrics[f"{prefix}/lr"] = lr
     metrics[f"{prefix}/skipped_steps"] = float(sum(not u.applied for u in done))
     metrics[f"{prefix}/optimizer_steps"] = float(len(done))
+    if ctx.budgets is not None:
+        metrics["batch/lowered_budget"] = float(min(ctx.budgets))
     return metrics

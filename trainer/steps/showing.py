@@ -51,7 +51,21 @@ class Show:
             if world.is_main and trainer.enable_monitor
             else None
         )
+        self._rewards: list[tuple[int, float]] = []
         self._start(keeper)
+
+    def verdict(self) -> list[str]:
+        """The run in one line: validation reward before and after."""
+        total, seen = self._ctx.total_steps, self._rewards
+        if len(seen) < 2:
+            return [f"Done: {total} steps"]
+        (first, before), (last, after) = seen[0], seen[-1]
+        return [f"Done: {total} steps. val/reward {before:.3f} (step {first}) -> {after:.3f} (step {last})"]
+
+    def stopped(self, step: int, cause: str, code: int) -> int:
+        """Say that the run was asked to stop and saved; returns ``code``."""
+        self._line(f"Asked to stop ({cause}): saved at step {step}. The same command goes on from there.", rank=0)
+        return code
 
     def _start(self, keeper: Keeper) -> None:
         ctx = self._ctx
@@ -75,6 +89,8 @@ class Show:
     def validation(self, step: int) -> dict[str, float]:
         """Validate and keep some generations."""
         metrics, rows = validate(self._ctx, step)
+        if "val/reward" in metrics:
+            self._rewards.append((step, metrics["val/reward"]))
         self.tracker.log_generations(step, rows)
         return metrics
 

@@ -48,9 +48,11 @@ def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
     }
 
 
-def generation_rows(rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, most: int) -> list[Mapping[str, Any]]:
+def generation_rows(
+    rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, most: int
+) -> list[Mapping[str, Any]]:
     """The first ``most`` prompts with their answers, as people read them."""
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for number, text, score in zip(rollouts.prompts[:most], rollouts.texts, rollouts.scores, strict=False):
         prompt = tokenizer.decode(examples[number].prompt_ids, skip_special_tokens=True)
         truth = str(examples[number].ground_truth)
