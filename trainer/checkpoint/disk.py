@@ -1,0 +1,89 @@
+"""Every effect of the commit protocol on the disk, a method each, so that faults and power cuts can be injected."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from pathlib import Path
+
+from xxhash import xxh3_128
+
+CHUNK = 8 << 20
+"""Bytes per write call: large enough for the disk, small enough to hash from the cache."""
+FLUSH_EVERY = 64 << 20
+"""Bytes after which the kernel is told to start writing back, so that the final fsync doesn't wait for all of them."""
+
+
+class Disk:
+    """The real one. Folders are made 0700 and files 0600. Every method raises OSError as the system does."""
+
+    def point(self, name: str) -> None:
+        """A named instant of the protocol; the crash tests end the process here."""
+
+    def makedirs(self, path: Path) -> None:
+        """``path`` and its parents; no error when it is there."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, path: Path, data: memoryview) -> str:
+        """A new file with ``data``, not yet durable. Returns its xxh3-128 in hex, taken from memory."""
+        digest = xxh3_128()
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+            flushed = 0
+            for start in range(0, len(data), CHUNK):
+                piece = data[start : start + CHUNK]
+                digest.update(piece)
+                while len(piece):
+                    piece = piece[file.write(piece) :]
+                if start + CHUNK - flushed >= FLUSH_EVERY:
+                    _start_writeback(file.fileno(), flushed, start + CHUNK - flushed)
+                    flushed = start + CHUNK
+        return digest.hexdigest()
+
+    def fsync(self, path: Path) -> None:
+        """Make the contents of a file durable."""
+        self._sync(path, os.O_RDONLY)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Make the names inside a folder durable."""
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Atomic within a file system; replaces a file, never a folder with something in it."""
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; no error when it is gone."""
+        path.unlink(missing_ok=True)
+
+    def rmtree(self, path: Path) -> None:
+        """Remove a folder and all in it; no error when it is gone."""
+        shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+
+    def _sync(self, path: Path, flags: int) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _start_writeback(fd: int, offset: int, length: int) -> None:
+    # fadvise(DONTNEED) starts write-back of dirty pages without waiting; the pages stay until they are clean.
+    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def load_disk(spec: str) -> Disk:
+    """The disk named ``module:class``."""
+    module, name = spec.split(":")
+    disk: Disk = getattr(importlib.import_module(module), name)()
+    return disk
+
+
+def digest_of(path: Path) -> str:
+    """xxh3-128 of a file in hex."""
+    digest = xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()

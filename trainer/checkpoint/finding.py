@@ -1,0 +1,134 @@
+"""Which checkpoint a run goes on from: the same on every rank, whole, or none with a reason."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import commit
+from trainer.checkpoint import manifest as manifests
+from trainer.checkpoint.commit import FOLDER
+from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.manifest import Damaged, Manifest
+from trainer.checkpoint.settings import CheckpointSettings
+from trainer.errors import UserError
+
+log = logging.getLogger(__name__)
+RESUMED = "resumed_from"
+
+
+def find(
+    disk: Disk, run_dir: Path, settings: CheckpointSettings, rank: int, size: int, group: Any = None
+) -> tuple[Path, Manifest] | None:
+    """The folder to restore from, verified: each rank reads its share of the files. Collective.
+
+    A damaged folder of the run is renamed ``.corrupt`` and the next older one is tried. Raises UserError for a
+    ``resume_from_path`` that is damaged, and when a run that has had checkpoints has none left.
+    """
+    root = run_dir / FOLDER
+    if settings.resume_mode == "path":
+        path = settings.resume_from_path
+        if path is None:
+            raise UserError("trainer.resume_mode=path needs trainer.resume_from_path=FOLDER, a folder step_N of a run")
+        if not _told(was_resumed_from(root, path) if rank == 0 else None, size, group):
+            return _given(Path(path), rank, size, group)
+    steps = _told(commit.steps_on_disk(root) if rank == 0 else None, size, group)
+    if settings.resume_mode == "disable":
+        if steps:
+            raise UserError(
+                f"trainer.resume_mode=disable, but {root} holds step_{steps[0]}; set another trainer.experiment_name "
+                "to start anew, or trainer.resume_mode=auto to go on"
+            )
+        return None
+    for step in steps:
+        folder = commit.step_dir(root, step)
+        manifest, wrong = _check(folder, rank, size, group)
+        if manifest is not None and not wrong:
+            return folder, manifest
+        if rank == 0:
+            log.error("checkpoint %s is damaged: %s", folder, "; ".join(wrong))
+            log.error("kept as %s; going back to an older one", commit.quarantine(disk, folder).name)
+        _told(0 if rank == 0 else None, size, group)
+    lost = _told(_lost(root) if rank == 0 else None, size, group)
+    if lost:
+        raise UserError(
+            f"{run_dir} has trained before, but holds no whole checkpoint any more ({', '.join(lost)}); it will not "
+            "start again at step 0 by itself: set another trainer.experiment_name to start anew, or give a checkpoint "
+            "of another run by trainer.resume_mode=path trainer.resume_from_path=FOLDER"
+        )
+    return None
+
+
+def _lost(root: Path) -> list[str]:
+    """Signs of checkpoints that were: a run that never reached its first one has none of them and starts at 0."""
+    try:
+        names = sorted(p.name for p in root.iterdir())
+    except OSError:
+        return []
+    return [n for n in names if n == commit.LATEST or n.startswith("step_")]
+
+
+def was_resumed_from(root: Path, path: str) -> bool:
+    """Whether an earlier attempt of this run already began at ``path`` and has a checkpoint of its own since."""
+    try:
+        return (root / RESUMED).read_text() == path and bool(commit.steps_on_disk(root))
+    except OSError:
+        return False
+
+
+def note_resumed_from(disk: Disk, root: Path, path: str) -> None:
+    """Remember it."""
+    temp = root / f"{RESUMED}.tmp"
+    disk.write(temp, memoryview(path.encode()))
+    disk.fsync(temp)
+    disk.rename(temp, root / RESUMED)
+    disk.fsync_dir(root)
+
+
+def same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths name one folder."""
+    return one.resolve() == other.resolve()
+
+
+def _given(folder: Path, rank: int, size: int, group: Any) -> tuple[Path, Manifest]:
+    manifest, wrong = _check(folder, rank, size, group)
+    if manifest is None or wrong:
+        raise UserError(
+            f"trainer.resume_from_path={folder} is no whole checkpoint: {'; '.join(wrong)}; give a folder step_N whose "
+            f"{manifests.NAME} and files are intact"
+        )
+    return folder, manifest
+
+
+def _check(folder: Path, rank: int, size: int, group: Any) -> tuple[Manifest | None, list[str]]:
+    """The manifest as rank 0 reads it, and what any rank found wrong with the files."""
+    answer: Any = None
+    if rank == 0:
+        try:
+            answer = manifests.read(folder)
+        except (Damaged, UserError) as error:
+            answer = error
+    answer = _told(answer, size, group)
+    if isinstance(answer, UserError):
+        raise answer
+    if isinstance(answer, Damaged):
+        return None, [str(answer)]
+    wrong = manifests.problems(folder, answer, (rank, size))
+    if size > 1:
+        everyone: list[Any] = [None] * size
+        dist.all_gather_object(everyone, wrong, group=group)
+        wrong = [problem for part in everyone for problem in part]
+    return answer, wrong
+
+
+def _told(value: Any, size: int, group: Any) -> Any:
+    """Rank 0's ``value``, on every rank."""
+    if size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+    return box[0]

@@ -1,0 +1,92 @@
+"""``manifest.json``: what a committed checkpoint consists of. A folder without one that verifies is no checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128_hexdigest
+
+from trainer.checkpoint.disk import digest_of
+from trainer.errors import UserError
+
+NAME = "manifest.json"
+FORMAT = 1
+"""Raised when a reader of the older number would misread a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """``files``: relative path -> [bytes, xxh3-128 in hex]."""
+
+    step: int
+    attempt: int
+    world_size: int
+    zero_stage: int
+    config_hash: str
+    created: float
+    """Seconds since the epoch."""
+    metric: float | None = None
+    """What ``keep_best`` compares."""
+    files: dict[str, list[Any]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    """Anything for people: versions, W&B id. Nothing is read back from here."""
+    format: int = FORMAT
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files."""
+        return sum(int(size) for size, _ in self.files.values())
+
+    def encode(self) -> bytes:
+        """JSON that carries its own digest."""
+        body = asdict(self)
+        return (json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True) + "\n").encode()
+
+
+class Damaged(Exception):
+    """Not a whole checkpoint; the message says what is wrong with it."""
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of ``folder``. Raises Damaged when there is none that is whole, UserError for a newer format."""
+    try:
+        body = json.loads((folder / NAME).read_bytes())
+        stored = body.pop("digest")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise Damaged(f"{folder.name}/{NAME} can't be read ({error})") from error
+    if stored != _digest(body):
+        raise Damaged(f"{folder.name}/{NAME} doesn't match its own digest")
+    if body.get("format") != FORMAT:
+        raise UserError(
+            f"{folder} has checkpoint format {body.get('format')}, this version reads {FORMAT}; "
+            "continue it with the version of plimsoll that wrote it, or export its weights there with "
+            f"python -m trainer.export {folder} --out DIR"
+        )
+    return Manifest(**body)
+
+
+def problems(folder: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
+    """What is wrong with the files: missing, of another size, of other contents. Empty: nothing.
+
+    ``share`` = (i, n): read the contents of every n-th file from the i-th on; sizes are always compared.
+    """
+    found = []
+    for number, (name, (size, digest)) in enumerate(sorted(manifest.files.items())):
+        path = folder / name
+        try:
+            have = path.stat().st_size
+            if have != size:
+                found.append(f"{name} has {have} bytes instead of {size}")
+            elif number % share[1] == share[0] and digest_of(path) != digest:
+                found.append(f"{name} doesn't match its checksum")
+        except OSError as error:
+            found.append(f"{name}: {error.strerror}")
+    return found
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return str(xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode()))

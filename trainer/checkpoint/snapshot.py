@@ -1,0 +1,171 @@
+"""One rank's share of a checkpoint as images of its files in a host buffer: planned in the training thread, filled with
+the weights in the background while these rest.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import capture, state
+from trainer.checkpoint.archive import Archive, lay_out
+from trainer.checkpoint.buffers import HostBuffer
+from trainer.checkpoint.commit import FileSpec
+from trainer.checkpoint.fragments import WEIGHT, Fragment, fragments, shapes, zero_stage
+
+EAGER = 64 << 10
+"""Tensors up to so many bytes are copied at once; they may be counters that change before the next optimizer step."""
+CHUNK = 16 << 20
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Copy:
+    """``source`` (flat, contiguous, live) goes to bytes [offset, offset + nbytes) of the buffer."""
+
+    source: Tensor
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.source.numel() * self.source.element_size()
+
+
+@dataclass
+class Plan:
+    """Files one after the other in the buffer, each from a page boundary on."""
+
+    files: list[FileSpec] = field(default_factory=list)
+    pieces: list[tuple[int, bytes]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    size: int = 0
+
+    def add_bytes(self, path: str, data: bytes) -> None:
+        """A file that is ready."""
+        start = self._open(path, len(data))
+        self.pieces.append((start, data))
+
+    def add_archive(self, path: str, archive: Archive) -> None:
+        """A torch file whose tensors are still to be copied."""
+        start = self._open(path, archive.size)
+        self.pieces += [(start + offset, data) for offset, data in archive.pieces]
+        for leaf in archive.leaves:
+            if leaf.nbytes:
+                self.copies.append(Copy(leaf.tensor.contiguous().view(-1), start + leaf.offset))
+
+    def _open(self, path: str, length: int) -> int:
+        start = self.size
+        self.files.append(FileSpec(path, start, length))
+        self.size = -(-(start + length) // _PAGE) * _PAGE
+        return start
+
+
+def tag_of(step: int) -> str:
+    """Name of DeepSpeed's folder inside ``step_N``."""
+    return f"global_step{step}"
+
+
+def make_plan(ds: Any, step: int, rank: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Plan:
+    """All files of this rank. Collective; the tensors' contents are not touched yet."""
+    archives = {path: lay_out(states) for path, states in capture.capture(ds, tag_of(step)).items()}
+    plan = Plan()
+    plan.add_bytes(f"state/rank_{rank}.safetensors", state.encode(rank_state))
+    plan.add_bytes(f"state/index_{rank}.json", _index(ds, rank, archives))
+    if rank == 0:
+        plan.add_bytes("state/global.safetensors", state.encode(global_state))
+        plan.add_bytes("latest", tag_of(step).encode())
+        for name, script in capture.scripts().items():
+            plan.add_bytes(name, script)
+    for path, archive in archives.items():
+        plan.add_archive(path, archive)
+    return plan
+
+
+def put_small(plan: Plan, buffer: HostBuffer) -> list[Copy]:
+    """Copy headers and everything small; returns the large copies that are left."""
+    view = memoryview(buffer.data.numpy())  # type: ignore[arg-type]
+    for offset, data in plan.pieces:
+        view[offset : offset + len(data)] = data
+    large = []
+    for copy in plan.copies:
+        if copy.nbytes > EAGER:
+            large.append(copy)
+        else:
+            buffer.data[copy.offset : copy.offset + copy.nbytes].copy_(copy.source.view(torch.uint8))
+    return large
+
+
+def put_large(copies: list[Copy], buffer: HostBuffer, stream: Any = None) -> None:
+    """Copy the weights and moments. On a GPU through a side stream; on the CPU in one thread, without the GIL."""
+    if stream is not None:
+        with torch.cuda.stream(stream):
+            for copy in copies:
+                target = buffer.data[copy.offset : copy.offset + copy.nbytes]
+                target.copy_(copy.source.view(torch.uint8), non_blocking=True)
+        stream.synchronize()
+        return
+    whole = buffer.data.numpy()
+    for copy in copies:
+        source = copy.source.view(torch.uint8).numpy()
+        # numpy copies in one thread: torch would wake its pool and take cores away from the step that is running.
+        for first in range(0, copy.nbytes, CHUNK):
+            piece = source[first : first + CHUNK]
+            whole[copy.offset + first : copy.offset + first + len(piece)] = piece
+
+
+def _index(ds: Any, rank: int, archives: dict[str, Archive]) -> bytes:
+    """Where each fragment's bytes lie: what restoring reads instead of unpickling anything."""
+    spans = sorted(
+        (leaf.tensor.data_ptr(), leaf.nbytes, path, leaf.offset, str(leaf.tensor.device))
+        for path, archive in archives.items()
+        for leaf in archive.leaves
+        if leaf.nbytes and leaf.tensor.is_contiguous()
+    )
+    starts = [span[0] for span in spans]
+    rows, missing = [], []
+    for fragment in fragments(ds):
+        place = _place(fragment, spans, starts)
+        if place is None:
+            missing.append(fragment)
+        else:
+            rows.append([fragment.name, fragment.kind, fragment.start, fragment.numel, _dtype(fragment.tensor), *place])
+    _require_complete(ds, rank, rows, missing)
+    body = {
+        "fragments": rows,
+        "shapes": {name: list(shape) for name, shape in shapes(ds).items()} if rank == 0 else {},
+        "counters": {"global_steps": ds.global_steps, "global_samples": ds.global_samples,
+                     "skipped_steps": ds.skipped_steps, "micro_steps": ds.micro_steps},
+    }  # fmt: skip
+    return json.dumps(body).encode()
+
+
+def _place(fragment: Fragment, spans: list[Any], starts: list[int]) -> tuple[str, int] | None:
+    pointer, nbytes = fragment.tensor.data_ptr(), fragment.numel * fragment.tensor.element_size()
+    number = bisect_right(starts, pointer) - 1
+    # Leaves may nest (a flat group and its first tensor): the nearest few that begin before it.
+    for begin, length, path, offset, device in reversed(spans[max(0, number - 8) : number + 1]):
+        if pointer + nbytes <= begin + length and device == str(fragment.tensor.device):
+            return path, offset + pointer - begin
+    return None
+
+
+def _require_complete(ds: Any, rank: int, rows: list[list[Any]], missing: list[Fragment]) -> None:
+    """A fragment may be left out only if another rank, or its master copy, holds the same."""
+    have = {(row[0], row[1]) for row in rows}
+    stage = zero_stage(ds)
+    for fragment in missing:
+        if fragment.kind == WEIGHT and ((rank > 0 and stage < 3) or (fragment.name, "fp32") in have):
+            continue
+        if stage == 0 and rank > 0:
+            continue
+        raise RuntimeError(f"DeepSpeed's checkpoint lacks {fragment.kind} of {fragment.name}: this version is unknown")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

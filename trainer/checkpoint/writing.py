@@ -1,0 +1,118 @@
+"""This rank's end of its writer process: start it, hand it jobs, notice when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer.checkpoint.commit import FileSpec
+
+POLL_S = 0.2
+
+
+class WriteFailed(Exception):
+    """The files of this rank are not on disk; the message says why."""
+
+
+class WriterClient:
+    """Spawned, never forked: a fork would carry CUDA's and gloo's threads' locks along. Started anew after a death."""
+
+    def __init__(self, buffers: Sequence[int], disk: str) -> None:
+        self._buffers = tuple(buffers)
+        self._disk = disk
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it lives."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Spawn it unless it lives."""
+        if self.pid is not None:
+            return
+        home = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(p for p in (home, *sys.path) if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.checkpoint.writer", self._disk, *map(str, self._buffers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=self._buffers,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def write(
+        self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> dict[str, list[object]]:  # fmt: skip
+        """The files, durable: name -> [bytes, xxh3]. Raises WriteFailed: a disk error, a dead writer, out of time."""
+        self.start()
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise WriteFailed("the writer process can't be started")
+        job = {
+            "folder": str(folder), "buffer": buffer, "size": size,
+            "files": [(f.path, f.start, f.length) for f in files],
+        }  # fmt: skip
+        try:
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+        except OSError as error:
+            raise WriteFailed(f"the writer process died (exit code {process.poll()})") from error
+        answer = json.loads(self._line(process, timeout_s, cancelled))
+        if "error" in answer:
+            raise WriteFailed(answer["error"])
+        records: dict[str, list[object]] = answer["records"]
+        return records
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End it: at once when idle, else after ``timeout_s``."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            # A process that waits for a dead disk can't even be killed: don't wait for it for ever.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout_s)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def _line(self, process: subprocess.Popen[bytes], timeout_s: float, cancelled: Callable[[], bool]) -> bytes:
+        assert process.stdout is not None
+        data, until, fd = b"", time.monotonic() + timeout_s, process.stdout.fileno()
+        while not data.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0 or cancelled():
+                self._abandon(process)
+                raise WriteFailed(
+                    f"the disk took longer than {timeout_s:.0f} s" if left <= 0 else "given up at the end"
+                )
+            if not select.select([fd], [], [], min(left, POLL_S))[0]:
+                continue
+            piece = os.read(fd, 1 << 20)
+            if not piece:
+                code = process.wait(5.0)
+                raise WriteFailed(f"the writer process died (exit code {code})")
+            data += piece
+        return data
+
+    def _abandon(self, process: subprocess.Popen[bytes]) -> None:
+        """It may come back to life and answer an old job: never talk to it again, and let it not write on."""
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        self._process = None
