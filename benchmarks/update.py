@@ -48,8 +48,9 @@ class Case:
     rounds: int
 
 
-def cases(quick: bool) -> list[Case]:
-    return [Case(GSM8K, 4, 2)] if quick else [Case(GSM8K, 8, 5), Case(SEARCH, 2, 2)]
+def cases(quick: bool, trace: str | None) -> list[Case]:
+    all_of_them = [Case(GSM8K, 4, 2)] if quick else [Case(GSM8K, 8, 3), Case(SEARCH, 2, 2)]
+    return [c for c in all_of_them if trace in (None, c.trace)]
 
 
 def read_batch(case: Case) -> Batch:
@@ -191,9 +192,10 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["--worker"]:
         worker(Case(argv[1], int(argv[2]), 0), argv[3], argv[4])
         return 0
-    args = arguments(__doc__ or "", argv)
+    only = {"choices": (GSM8K, SEARCH), "help": "only this trace (--quick has the first alone)"}
+    args = arguments(__doc__ or "", argv, trace=only)
     report = Report("One optimizer step on real lengths: the same model, sequences and gradient")
-    for case in cases(args.quick):
+    for case in cases(args.quick, args.trace):
         measure(case, report, args.quick)
     return report.finish(args)
 
