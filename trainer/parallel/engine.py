@@ -123,6 +123,11 @@ class Engine:
         self._open = 0
         self.ds.optimizer.zero_grad() if self.settings.zero_stage else self.ds.zero_grad()
 
+    def wait(self) -> None:
+        """Until the device has done what was asked of it, so that a clock read next tells the truth."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+
     def release_memory(self) -> None:
         """Give cached blocks back to the device, after running out of memory."""
         self._open = 0
@@ -170,8 +175,18 @@ def _initialize(model: nn.Module, settings: EngineSettings, *, guarded: bool) ->
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     kind = GuardedAdamW if guarded else torch.optim.AdamW
+    _without_compiling()
     optimizer = kind([g for g in groups if g["params"]], lr=0.0, betas=settings.betas, eps=settings.eps)
     engine, wrapped, _, _ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=ds_config(settings, guarded=guarded), dist_init_required=False
     )
     return engine, optimizer if guarded else wrapped
+
+
+def _without_compiling() -> None:
+    """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU.
+
+    Only its inference engine calls it, yet it is built when the first engine starts: a minute and 3 GB of two compilers,
+    under a lock that a killed build leaves behind for ever.
+    """
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
