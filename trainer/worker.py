@@ -6,17 +6,15 @@ import json
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from trainer import environment, signals
-from trainer.errors import EXIT_USER, UserError
+from trainer.errors import EXIT_USER
 
 
 def main(run_dir: Path) -> int:
     """Run this process's rank of ``run_dir``; the exit code of the rank (0, 2, 85 or 1 for a crash)."""
     signals.install()
-    code = 1
     try:
         info = environment.rank_from_environment()
         environment.prepare(info.local_world_size)
@@ -25,13 +23,11 @@ def main(run_dir: Path) -> int:
         config = load_frozen(run_dir)
         from trainer.loop import train  # torch from here on: the environment above had to come first
 
-        code = train(config, run_dir, info)
-    except UserError as error:
-        code = EXIT_USER
-        _tell(str(error))
-    except Exception:
-        _tell(traceback.format_exc().rstrip())
-    return code
+        return train(config, run_dir, info)
+    except Exception as error:
+        from trainer.launch import report_error
+
+        return report_error(error)
 
 
 def leave_note(run_dir: Path, *, cause: str, step: int, attempt: int) -> None:
@@ -40,14 +36,6 @@ def leave_note(run_dir: Path, *, cause: str, step: int, attempt: int) -> None:
     temp = note.with_suffix(f".{os.getpid()}")
     temp.write_text(json.dumps({"cause": cause, "step": step, "attempt": attempt, "time": time.time()}) + "\n")
     temp.replace(note)
-
-
-def _tell(message: str) -> None:
-    if os.environ.get("HYDRA_FULL_ERROR") == "1" and sys.exc_info()[0] is not None:
-        message = traceback.format_exc().rstrip()
-    sys.stdout.flush()
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

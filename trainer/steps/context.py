@@ -25,9 +25,13 @@ from trainer.rewards import Scorer, load_reward
 from trainer.rollout import Sampling, make_engine
 from trainer.steps.experience import Sampler
 from trainer.steps.objectives import Policy, Sft, Weighing
+from trainer.steps.probe import measure_budgets
 from trainer.steps.stow import Stowage
 from trainer.tracking import Timers
 
+AUTO = "auto"
+MEASURE_LATER = 0
+"""Stands for a budget until it has been measured; the planner refuses it."""
 VALIDATION_STREAM = 0x5EED
 """Separates validation's random numbers from training's."""
 
@@ -140,7 +144,11 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         loader=loader,
         sampler=_sampler(config, loaded, engine, scorer) if rl else None,
         val_sampler=_sampler(config, loaded, engine, scorer, validation=True) if has_truth else None,
-        objective=Policy(actor, weighing, temperature=rollout.temperature) if rl else Sft(weighing),
+        objective=Policy(
+            actor, weighing, temperature=rollout.temperature, rollout_log_probs=rollout.calculate_log_probs
+        )
+        if rl
+        else Sft(weighing),
         stowage=_stowage(config, engine, training=True),
         forward_stowage=_stowage(config, engine, training=False),
         ref_stowage=_ref_stowage(config, engine),
@@ -149,6 +157,8 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         scorer=scorer,
         timers=Timers(synchronize=_synchronizer(world.device)),
     )
+    if AUTO in (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu):
+        _measure(context, longest=config.data.max_prompt_length + config.data.max_response_length)
     if val_data is not None and (warning := require_distinct(train_data, val_data)):
         context.notes.append(f"[WARNING] {warning}")
     return context
@@ -223,9 +233,25 @@ def _ref_stowage(config: Config, engine: Engine) -> Stowage:
     )
 
 
+def _measure(ctx: Context, *, longest: int) -> None:
+    """Replace ``auto`` by measured budgets, which the passes without gradients share."""
+    budgets = measure_budgets(
+        ctx.engine,
+        ctx.stowage,
+        longest=longest,
+        vocabulary=ctx.loaded.shape.vocab,
+        local_ranks=ctx.info.local_world_size,
+    )
+    for name in ("stowage", "forward_stowage", "ref_stowage"):
+        stowage: Stowage = getattr(ctx, name)
+        if stowage.budget == MEASURE_LATER:
+            setattr(ctx, name, replace(stowage, budget=budgets))
+    ctx.notes.append(f"ppo_max_token_len_per_gpu=auto: measured {', '.join(map(str, budgets))} tokens by rank")
+
+
 def _budget(value: Any) -> int | list[int]:
-    if value == "auto":
-        raise UserError("ppo_max_token_len_per_gpu=auto is not built yet; type a number of tokens, or a list by rank")
+    if value == AUTO:
+        return MEASURE_LATER
     return list(value) if isinstance(value, list | tuple) else int(value)
 
 

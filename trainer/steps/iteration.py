@@ -30,6 +30,8 @@ def rl_batch(ctx: Context, examples: Sequence[Example], step: int) -> tuple[Batc
         raise AssertionError("an RL run has a sampler")
     rollouts = ctx.sampler.roll_out(ctx.engine, examples, ctx.timers, step=step)
     batch = gather(to_batch(rollouts, examples, ctx.sampler.n), ctx.world)
+    if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
+        batch.drop("rollout_log_probs")
     metrics = experience_metrics(batch)
     actor, algorithm = ctx.config.actor_rollout_ref.actor, ctx.config.algorithm
     if actor.ppo_epochs * len(examples) > actor.ppo_mini_batch_size or algorithm.use_kl_in_reward:

@@ -71,13 +71,14 @@ class Sft:
 class Policy:
     """PPO's clipped loss, with entropy bonus and KL to the reference where the settings ask for them."""
 
+    wants_entropy = True
     sums: tuple[str, ...] = (*POLICY_SUMS, "loss", "pg_loss", "entropy", "kl", "rollout_diff")
 
-    def __init__(self, actor: Actor, weighing: Weighing, *, temperature: float, log_entropy: bool = True) -> None:
+    def __init__(self, actor: Actor, weighing: Weighing, *, temperature: float, rollout_log_probs: bool) -> None:
         self._actor = actor
+        self._rollout_log_probs = rollout_log_probs
         self._weighing = weighing
         self.temperature = temperature
-        self.wants_entropy = log_entropy or actor.entropy_coeff != 0.0
 
     def bind(self, batch: Batch) -> None:
         """See :class:`trainer.steps.update.Objective`."""
@@ -108,7 +109,6 @@ class Policy:
             kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         )
         loss = aggregate(losses, weights)
-        sampled = _at(micro, "rollout_log_probs", packed, stats)
         with torch.no_grad():
             sums = {
                 **{k: float(v) for k, v in out.sums.items()},
@@ -116,7 +116,7 @@ class Policy:
                 "pg_loss": float(aggregate(out.losses, weights)),
                 "entropy": 0.0 if stats.entropy is None else float(stats.entropy.double().sum()),
                 "kl": 0.0 if kl is None else float(kl.double().sum()),
-                "rollout_diff": float((new.exp() - sampled.exp()).abs().double().sum()),
+                "rollout_diff": _rollout_diff(micro, packed, stats),
             }
         return loss, sums
 
@@ -127,14 +127,22 @@ class Policy:
             "actor/pg_clipfrac": sums["pg_clipfrac"] / tokens,
             "actor/pg_clipfrac_lower": sums["pg_clipfrac_lower"] / tokens,
             "actor/ppo_kl": sums["ppo_kl"] / tokens,
-            "training/rollout_probs_diff_mean": sums["rollout_diff"] / tokens,
+            "actor/entropy": sums["entropy"] / tokens,
         }
-        if self.wants_entropy:
-            logged["actor/entropy"] = sums["entropy"] / tokens
+        if self._rollout_log_probs:
+            logged["training/rollout_probs_diff_mean"] = sums["rollout_diff"] / tokens
         if self._actor.use_kl_loss:
             logged["actor/kl_loss"] = sums["kl"] / tokens
             logged["actor/kl_coef"] = self._actor.kl_loss_coef
         return logged
+
+
+def _rollout_diff(micro: Batch, packed: Packed, stats: TokenStats) -> float:
+    """Sum over the targets of |probability here - probability when sampled|; 0 when the rollout told none."""
+    if "rollout_log_probs" not in micro.columns:
+        return 0.0
+    sampled = _at(micro, "rollout_log_probs", packed, stats)
+    return float((stats.log_probs.exp() - sampled.exp()).abs().double().sum())
 
 
 def _at(micro: Batch, column: str, packed: Packed, stats: TokenStats) -> Tensor:

@@ -10,14 +10,15 @@ from trainer.data import Batch
 from trainer.steps.context import Context
 from trainer.steps.experience import shares
 from trainer.steps.keeping import Keeper
+from trainer.steps.stowed import StowageWatch
 from trainer.steps.update import Update
 from trainer.steps.validate import validate
 from trainer.tracking import Tracker
 from trainer.tracking.banner import banner
 from trainer.tracking.health import Watermarks
-from trainer.tracking.monitor import DynamicBatchMonitor, device_mesh_line
+from trainer.tracking.jsonl import METRICS_FILE, by_step
+from trainer.tracking.monitor import device_mesh_line
 from trainer.tracking.perf import memory_metrics, peak_flops, stowage_metrics, throughput_metrics, train_flops
-from trainer.tracking.visualizer import DynamicBatchVisualizer
 
 
 class Show:
@@ -29,7 +30,6 @@ class Show:
     def __init__(self, ctx: Context, keeper: Keeper) -> None:
         trainer, world = ctx.config.trainer, ctx.world
         self._ctx = ctx
-        marks = trainer.watermarks
         self.tracker = Tracker(
             ctx.run_dir,
             ctx.config.model_dump(),
@@ -40,23 +40,17 @@ class Show:
             group=None,
             total_steps=ctx.total_steps,
             steps_done=keeper.step,
-            watermarks=Watermarks(
-                gen_s=marks.gen_s, update_actor_std_s=marks.update_actor_std_s, data_wait_share=marks.data_wait_share
-            ),
+            watermarks=Watermarks(**trainer.watermarks.model_dump()),
             num_workers=ctx.config.data.num_workers,
         )
-        self._monitor = DynamicBatchMonitor(world.rank, self._line, trainer.monitor_interval)
-        self._pictures = (
-            DynamicBatchVisualizer(str(ctx.run_dir / "dynamic_batch_plots"), trainer.plot_interval)
-            if world.is_main and trainer.enable_monitor
-            else None
-        )
-        self._rewards: list[tuple[int, float]] = []
+        self._stowed = StowageWatch(ctx, self._line)
         self._start(keeper)
 
     def verdict(self) -> list[str]:
         """The run in one line: validation reward before and after."""
-        total, seen = self._ctx.total_steps, self._rewards
+        total = self._ctx.total_steps
+        record = by_step(self._ctx.run_dir / METRICS_FILE)  # the whole run, earlier attempts included
+        seen = [(step, float(m["val/reward"])) for step, m in record.items() if "val/reward" in m]
         if len(seen) < 2:
             return [f"Done: {total} steps"]
         (first, before), (last, after) = seen[0], seen[-1]
@@ -89,8 +83,6 @@ class Show:
     def validation(self, step: int) -> dict[str, float]:
         """Validate and keep some generations."""
         metrics, rows = validate(self._ctx, step)
-        if "val/reward" in metrics:
-            self._rewards.append((step, metrics["val/reward"]))
         self.tracker.log_generations(step, rows)
         return metrics
 
@@ -101,10 +93,7 @@ class Show:
         seconds = ctx.timers.seconds("step")
         shape, lengths = ctx.loaded.shape, batch.lengths.tolist()
         budgets = [int(b) for b in plan.budgets]
-        for done in updates:
-            self._monitor.update(done.plan.tokens[world.rank])
-            if self._pictures is not None:
-                self._pictures.update(step, done.plan, boundaries=ctx.stowage.buckets)
+        epochs = ctx.config.actor_rollout_ref.actor.ppo_epochs
         every = [t for done in updates for rank in done.plan.tokens for t in rank]
         return {
             **plan.metrics(),
@@ -113,11 +102,13 @@ class Show:
                 batch.num_tokens,
                 seconds,
                 world.size,
-                flops=train_flops(shape.params, shape.layers, shape.hidden, lengths),
+                flops=train_flops(shape.params, shape.layers, shape.hidden, lengths) * epochs,
                 peak=peak_flops(world.device),
+                update_s=ctx.timers.seconds("update_actor"),
             ),
             **world.max(memory_metrics(world.device)),
             **ctx.timers.end_step(),
+            **self._stowed.update(step, updates),
             "training/samples_seen": float(ctx.samples_seen),
             "training/epoch": float(ctx.loader.epoch),
         }
@@ -129,8 +120,7 @@ class Show:
 
     def finish_pictures(self, step: int) -> None:
         """Draw what is left."""
-        if self._pictures is not None:
-            self._pictures.draw(step, boundaries=self._ctx.stowage.buckets)
+        self._stowed.finish(step)
 
     def __enter__(self) -> Show:
         return self

@@ -38,14 +38,15 @@ class Objective(Protocol):
 class Update:
     """What an optimizer step did. ``sums`` are over all micro-batches and ranks."""
 
+    batch: Batch
     plan: Plan
     sums: dict[str, float]
     grad_norm: float
     applied: bool
     lowered: list[int] | None = None
     """Budgets of all ranks after one ran out of memory, or None when none did."""
-    times: list[tuple[list[int], float]] = field(default_factory=list)
-    """This rank's micro-batches: lengths of their sequences in tokens, seconds."""
+    seconds: list[float] = field(default_factory=list)
+    """Time of each of this rank's micro-batches, in the order of the plan."""
 
 
 class _Restart(Exception):
@@ -70,7 +71,7 @@ def update(
     before = [int(b) for b in planned.budgets]
     while True:
         try:
-            plan, sums, times = _micro_batches(engine, batch, objective, stowage, planned)
+            plan, sums, seconds = _micro_batches(engine, batch, objective, stowage, planned)
             mine, restart = int(plan.budgets[world.rank]), False
         except _Restart as stop:
             mine, restart = int(stop.plan.budgets[world.rank]), True
@@ -81,15 +82,15 @@ def update(
         planned = stow(batch, replace(stowage, budget=budgets), world.size, cost)
     result = engine.step(lr=lr, max_norm=max_norm)
     lowered = budgets if budgets != before else None
-    return Update(plan, world.sum(sums), result.grad_norm, result.applied, lowered, times)
+    return Update(batch, plan, world.sum(sums), result.grad_norm, result.applied, lowered, seconds)
 
 
 def _micro_batches(
     engine: Engine, batch: Batch, objective: Objective, stowage: Stowage, plan: Plan
-) -> tuple[Plan, dict[str, float], list[tuple[list[int], float]]]:
+) -> tuple[Plan, dict[str, float], list[float]]:
     """Forward and backward of this rank's micro-batches; the plan as it was carried out in the end."""
     sums = dict.fromkeys(objective.sums, 0.0)
-    times: list[tuple[list[int], float]] = []
+    seconds: list[float] = []
     world, k = engine.world, 0
     while k < len(loads := my_micro_batches(plan, world)):
         micro = batch.select(loads[k])
@@ -112,9 +113,10 @@ def _micro_batches(
             raise _Restart(after_out_of_memory(plan, k, [world.rank])) from error
         for name, value in part.items():
             sums[name] += value
-        times.append((micro.lengths.tolist(), perf_counter() - began))
+        engine.wait()
+        seconds.append(perf_counter() - began)
         k += 1
-    return plan, sums, times
+    return plan, sums, seconds
 
 
 def _forward(
