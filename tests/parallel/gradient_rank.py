@@ -1,30 +1,41 @@
-"""A rank of the stowage test: one optimizer step on fixed sequences; rank 0 writes the gradient that the engine used.
+"""A rank of the stowage tests: one optimizer step on fixed sequences a variant; rank 0 writes what the engine used.
 
 With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x its gradient: the
 move is the gradient, whatever ZeRO stage keeps it where.
+
+Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``, ``reverse``, ``steps``
+and ``fail``: [rank, micro-batch, "forward" | "backward"], where memory runs out once.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trainer import environment
 
 environment.prepare()
 
 import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 from trainer.batching import CostModel  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
 from trainer.models import load_model  # noqa: E402
 from trainer.parallel.engine import Engine, EngineSettings  # noqa: E402
-from trainer.parallel.world import join, leave  # noqa: E402
+from trainer.parallel.world import World, join, leave  # noqa: E402
 from trainer.steps.stow import Stowage  # noqa: E402
 from trainer.steps.update import update  # noqa: E402
 
 EPS, SCALE = 1e8, 100.0
+GROUPS, OF_A_GROUP = 4, 3
+TIMEOUT_S = 60.0
+LAYERS = 2  # enough for a gradient to pass from layer to layer
 
 
 class NegativeLogLikelihood:
@@ -35,64 +46,101 @@ class NegativeLogLikelihood:
     def bind(self, batch: Batch) -> None:
         self.count = int(batch.columns["loss_mask"].sum())
 
-    def __call__(self, micro, packed, stats):
+    def __call__(self, micro: Batch, packed: Any, stats: Any) -> tuple[torch.Tensor, Mapping[str, float]]:
         loss = -stats.log_probs.sum() / self.count
         return loss, {"loss": float(loss.detach())}
 
 
 def make_batch(vocabulary: int) -> Batch:
-    """24 sequences of 10 to 500 tokens in groups of four with a common prompt."""
+    """Sequences of 25 to 420 tokens in groups with a common prompt; about 2,000 tokens."""
     draw = torch.Generator().manual_seed(5)
     ids, masks, prompts = [], [], []
-    for _ in range(6):
-        prompt = torch.randint(5, vocabulary, (int(torch.randint(5, 60, (1,), generator=draw)),), generator=draw)
-        for _ in range(4):
-            n = int(torch.randint(5, 440, (1,), generator=draw))
+    for _ in range(GROUPS):
+        prompt = torch.randint(5, vocabulary, (int(torch.randint(20, 60, (1,), generator=draw)),), generator=draw)
+        for _ in range(OF_A_GROUP):
+            n = int(torch.randint(5, 360, (1,), generator=draw))
             ids.append(torch.cat([prompt, torch.randint(5, vocabulary, (n,), generator=draw)]))
             masks.append(torch.arange(len(prompt) + n) >= len(prompt))
             prompts.append(len(prompt))
-    rows = {
-        "prompt_lengths": torch.tensor(prompts),
-        "groups": torch.arange(24) // 4,
-        "ids": torch.arange(24),
-    }
+    count = torch.arange(GROUPS * OF_A_GROUP)
+    rows = {"prompt_lengths": torch.tensor(prompts), "groups": count // OF_A_GROUP, "ids": count}
     return Batch.from_sequences({"input_ids": ids, "loss_mask": masks}, rows)
 
 
-def main(case: dict, out: Path) -> None:
-    info = environment.rank_from_environment()
-    world = join(info, device="cpu", run_dir=out.parent, timeout_s=120)
-    for number, variant in enumerate(case["variants"]):
-        loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
-        before = {k: v.clone() for k, v in loaded.model.named_parameters()}
-        settings = EngineSettings(zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0)
-        engine = Engine(loaded.model, settings, world)
-        stowage = Stowage(
-            dynamic=variant.get("micro") is None,
-            budget=variant.get("budget", 10**6),
-            micro_size=variant.get("micro"),
-            buckets=variant.get("buckets"),
-            share_prompts=variant.get("share", False),
-            sync="micro" if engine.needs_equal_counts else "step",
-        )
-        batch = make_batch(loaded.shape.vocab)
-        cost = CostModel.from_shape(loaded.shape)
+@contextmanager
+def failing(engine: Engine, model: nn.Module, world: World, fail: tuple[int, int, str] | None) -> Iterator[None]:
+    """Memory runs out once on a rank: in its k-th forward pass, or half-way through that one's backward pass."""
+    if fail is None or fail[0] != world.rank:
+        yield
+        return
+    _, k, where = fail
+    calls = 0
+    layers = model.model.layers  # type: ignore[union-attr]
+
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("injected")
+
+    def after_layer(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == k + 1:
+            if where == "forward":
+                out_of_memory()
+            (output if isinstance(output, torch.Tensor) else output[0]).register_hook(out_of_memory)
+
+    hook = layers[len(layers) // 2].register_forward_hook(after_layer)  # type: ignore[index,arg-type,union-attr]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path) -> None:
+    model = copy.deepcopy(loaded.model)
+    settings = EngineSettings(zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0)
+    engine = Engine(model, settings, world)
+    stowage = Stowage(
+        dynamic=variant.get("micro") is None,
+        budget=variant.get("budget", 10**6),
+        micro_size=variant.get("micro"),
+        buckets=variant.get("buckets"),
+        bucket_by="total",
+        share_prompts=variant.get("share", False),
+        sync="micro" if engine.needs_equal_counts else "step",
+    )
+    batch = make_batch(loaded.shape.vocab)
+    if variant.get("reverse"):
+        batch = batch.select(torch.arange(len(batch)).flip(0))
+    cost = CostModel.from_shape(loaded.shape)
+    with failing(engine, model, world, variant.get("fail")):
         done = update(engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0)
-        with engine.whole_weights() as module:
-            after = {k: v.detach().clone() for k, v in module.named_parameters()}
-        if world.is_main:
-            gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])
-            torch.save(
-                {
-                    "gradient": gradient,
-                    "norm": done.grad_norm,
-                    "loss": done.sums["loss"],
-                    "counts": done.plan.num_micro_batches,
-                    "tokens": done.plan.tokens,
-                },
-                f"{out}.{number}.pt",
-            )
-        engine.ds.destroy()
+    lowered = [world.vector(b) for b in done.lowered] if done.lowered else None
+    with engine.whole_weights() as module:
+        after = {k: v.detach().clone() for k, v in module.named_parameters()}
+    if world.is_main:
+        before = dict(loaded.model.named_parameters())
+        gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])
+        torch.save(
+            {
+                "gradient": gradient.detach(),
+                "norm": done.grad_norm,
+                "loss": done.sums["loss"],
+                "counts": [int(n) for n in done.plan.num_micro_batches],
+                "tokens": [[int(t) for t in rank] for rank in done.plan.tokens],
+                "lowered": lowered,
+            },
+            folder / f"{number}.pt",
+        )
+    engine.ds.destroy()
+
+
+def main(case: dict[str, Any], folder: Path) -> None:
+    info = environment.rank_from_environment()
+    world = join(info, device="cpu", run_dir=folder, timeout_s=TIMEOUT_S)
+    loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
+    loaded.model.model.layers = loaded.model.model.layers[:LAYERS]
+    for number, variant in enumerate(case["variants"]):
+        one(number, variant, loaded, world, folder)
     leave()
 
 

@@ -186,7 +186,7 @@ def _initialize(model: nn.Module, settings: EngineSettings, *, guarded: bool) ->
 def _without_compiling() -> None:
     """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU.
 
-    Only its inference engine calls it, yet it is built when the first engine starts: a minute and 3 GB of two compilers,
-    under a lock that a killed build leaves behind for ever.
+    Only its inference engine calls it, yet it is built when the first engine starts: a minute and 3 GB of two
+    compilers, under a lock that a killed build leaves behind for ever.
     """
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,0 +1,64 @@
+"""The gradient is the same however the cargo was stowed: budget, buckets, shared prompts, order, ranks, ZeRO stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.ranks import distance, results
+
+BAR = 1e-5
+"""Relative, in float32."""
+UNBOUNDED = 10**6
+
+COMMON: list[dict[str, Any]] = [{"zero": z, "budget": b} for z in range(4) for b in (512, 1024, UNBOUNDED)] + [
+    {"zero": 0, "budget": 512, "share": True},
+    {"zero": 3, "budget": UNBOUNDED, "share": True},
+    {"zero": 1, "budget": 512, "buckets": [64, 256]},
+    {"zero": 2, "budget": 1024, "buckets": [128], "share": True},
+    {"zero": 1, "budget": 512, "reverse": True},
+    {"zero": 1, "micro": 2},
+    {"zero": 2, "micro": 3},
+]
+VARIANTS = {1: COMMON, 2: [*COMMON, {"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What every variant gave, by number of ranks."""
+    return {n: results(VARIANTS[n], tmp_path_factory.mktemp(f"ranks_{n}"), n) for n in VARIANTS}
+
+
+def test_gradients_and_losses_equal_whatever_the_stowage(found: dict[int, list[dict[str, Any]]]) -> None:
+    whole = found[1][VARIANTS[1].index({"zero": 0, "budget": UNBOUNDED})]
+    assert whole["counts"] == [1]
+    off = {
+        f"{ranks} rank(s), {variant}": (distance(one["gradient"], whole["gradient"]), one["loss"], one["norm"])
+        for ranks, variants in VARIANTS.items()
+        for variant, one in zip(variants, found[ranks], strict=True)
+    }
+    bad = {name: values for name, values in off.items() if values[0] > BAR}
+    assert not bad
+    assert all(loss == pytest.approx(whole["loss"], rel=BAR) for _, loss, _ in off.values()), off
+    assert all(norm == pytest.approx(whole["norm"], rel=BAR) for _, _, norm in off.values()), off
+
+
+def test_the_variants_really_differ(found: dict[int, list[dict[str, Any]]]) -> None:
+    """Small budgets cut many micro-batches, never over the cap; ranks that synchronise have equally many."""
+    for ranks, variants in VARIANTS.items():
+        for variant, one in zip(variants, found[ranks], strict=True):
+            budget = variant.get("budget")
+            budgets = budget if isinstance(budget, list) else [budget] * ranks
+            if budget is not None:
+                assert all(t <= b for b, rank in zip(budgets, one["tokens"], strict=True) for t in rank), variant
+            if variant["zero"] >= 2:
+                assert len(set(one["counts"])) == 1, variant
+            if budget == 512:
+                assert sum(one["counts"]) >= 4, variant
+
+
+def test_shared_prompts_hold_fewer_tokens(found: dict[int, list[dict[str, Any]]]) -> None:
+    plain = found[1][VARIANTS[1].index({"zero": 3, "budget": UNBOUNDED})]
+    shared = found[1][VARIANTS[1].index({"zero": 3, "budget": UNBOUNDED, "share": True})]
+    assert sum(shared["tokens"][0]) < sum(plain["tokens"][0])
