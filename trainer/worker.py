@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import environment, signals
+from trainer import environment, quiet, signals
 from trainer.errors import EXIT_USER
 
 
@@ -21,6 +21,7 @@ def main(run_dir: Path) -> int:
         from trainer.config import load_frozen
 
         config = load_frozen(run_dir)
+        quiet.before_imports(config.trainer.device)
         from trainer.loop import train  # torch from here on: the environment above had to come first
 
         return train(config, run_dir, info)

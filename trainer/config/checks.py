@@ -130,6 +130,11 @@ def _engine(config: Config) -> Iterator[str]:
         yield f"{_ACTOR}.param_offload=true needs {_ACTOR}.zero_stage=3 (now {actor.zero_stage})"
     if actor.optimizer_offload and actor.zero_stage < 1:
         yield f"{_ACTOR}.optimizer_offload=true needs {_ACTOR}.zero_stage=1 or more (now 0)"
+    if actor.zero_stage == 0 and actor.mixed_precision != "fp32":
+        yield (
+            f"{_ACTOR}.zero_stage=0 with mixed_precision={actor.mixed_precision}: set {_ACTOR}.zero_stage=1 (the same "
+            "result, the fp32 state sharded), or mixed_precision=fp32"
+        )
     if actor.grad_offload and not actor.optimizer_offload:
         yield f"{_ACTOR}.grad_offload=true goes with {_ACTOR}.optimizer_offload=true; set both, or neither"
     if actor.optim.lr_warmup_steps is not None and actor.optim.lr_warmup_steps_ratio > 0:

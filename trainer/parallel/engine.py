@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.parallel.world import World
+
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it sets its own level when imported
 
 
 @dataclass(frozen=True, kw_only=True)

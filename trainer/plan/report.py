@@ -14,6 +14,7 @@ from trainer.config.schema import Config
 from trainer.plan import memory
 from trainer.plan.lengths import Lengths
 from trainer.plan.words import Words
+from trainer.precision import planned
 
 
 def sizes_with(config: Config, words: Words, shape: ModelShape | None) -> Sizes:
@@ -107,7 +108,7 @@ def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -
         shape,
         dp=derived.dp,
         zero_stage=actor.zero_stage,
-        precision=actor.mixed_precision,
+        precision=planned(actor.mixed_precision),
         micro_batch_tokens=(_least_budget(config) or _longest(config)) if actor.use_dynamic_bsz else static,
         recompute=model.enable_gradient_checkpointing,
         reference=config.trainer.mode == "rl" and (actor.use_kl_loss or config.algorithm.use_kl_in_reward),
@@ -135,7 +136,7 @@ def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -
 
 def _checkpoint(config: Config, words: Words, shape: ModelShape) -> Iterator[tuple[str, str]]:
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    size = memory.checkpoint_bytes(shape, precision=actor.mixed_precision, zero_stage=actor.zero_stage)
+    size = memory.checkpoint_bytes(shape, precision=planned(actor.mixed_precision), zero_stage=actor.zero_stage)
     seconds = size / (words.write_gb_s * 1e9)
     need = seconds * trainer.checkpoint.save_margin
     fits = "fits" if need <= trainer.grace_period_s else "DOES NOT FIT: raise the grace period or write faster"

@@ -21,6 +21,7 @@ from trainer.models import LoadedModel, load_model
 from trainer.parallel import selftest
 from trainer.parallel.engine import Engine, EngineSettings
 from trainer.parallel.world import World
+from trainer.precision import resolve
 from trainer.rewards import Scorer, load_reward
 from trainer.rollout import Sampling, make_engine
 from trainer.steps.experience import Sampler
@@ -98,7 +99,8 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         raise UserError(
             "actor_rollout_ref.model.path is not set; type actor_rollout_ref.model.path=builtin:tiny to try"
         )
-    dtype = torch.bfloat16 if actor.mixed_precision == "bf16" else torch.float32
+    precision = resolve(actor.mixed_precision, on_gpu=world.device.type == "cuda")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     loaded = load_model(
         path,
         dtype=dtype,
@@ -114,7 +116,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
     reference = copy.deepcopy(loaded.model).eval().requires_grad_(False) if needs_reference else None
     settings = EngineSettings(
         zero_stage=actor.zero_stage,
-        bf16=actor.mixed_precision == "bf16",
+        bf16=precision == "bf16",
         betas=(actor.optim.betas[0], actor.optim.betas[1]),
         eps=actor.optim.eps,
         weight_decay=actor.optim.weight_decay,

@@ -68,7 +68,7 @@ class Show:
             "parameters": f"{ctx.loaded.shape.params / 1e6:.1f}M",
             "dp": ctx.world.size,
             "zero": actor.zero_stage,
-            "dtype": actor.mixed_precision,
+            "dtype": "bf16" if ctx.engine.settings.bf16 else "fp32",
         }
         self._line(banner(ctx.info, ctx.run_dir, str(ctx.world.device), sizes), rank=0)
         self._line(device_mesh_line(shares(ctx.config.data.train_batch_size, ctx.world.size)), rank=0)

@@ -101,8 +101,9 @@ class Actor(Section):
     """Lower the threshold for small steps: grad_clip * min(1, sequences / ``grad_clip_min_batch_size``)."""
     grad_clip_min_batch_size: Count
     """Sequences of an optimizer step, over all ranks, from which the whole ``grad_clip`` counts."""
-    mixed_precision: Literal["fp32", "bf16"]
-    """Type of weights and activations; bf16 keeps an fp32 master copy."""
+    mixed_precision: Literal["auto", "fp32", "bf16"]
+    """Type of weights and activations; bf16 keeps an fp32 master copy. auto: bf16 on a GPU and on a CPU that multiplies
+    it, fp32 on other CPUs, where bf16 is some 60 times slower."""
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     """What is sharded over ranks. 1: optimizer state, 2: and gradients, 3: and weights."""
     param_offload: bool
