@@ -6,6 +6,10 @@ for name in ${!SRUN_*} ${!SLURM_CPU_BIND*} ${!SLURM_MEM_BIND*} SLURM_HINT; do un
 JOB=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}   # never SLURM_JOB_ID: the last task's is the whole array's
 RUN=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$FOLDER/runs.txt")
 export PLIMSOLL_SLURM=1 PLIMSOLL_JOB=$JOB PLIMSOLL_RUN=$RUN
+# The ranks meet at the first node's address: its Slurm name need not resolve.
+MASTER_ADDR=$(timeout 20 scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" |
+  sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+[ -z "$MASTER_ADDR" ] && unset MASTER_ADDR || export MASTER_ADDR
 export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1         # neither ~/.local nor the current folder may shadow the snapshot
 cd "$RUN" || exit 1
 

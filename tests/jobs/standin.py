@@ -28,7 +28,11 @@ def main(run: Path) -> int:
     rank, world = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
     attempt = int(os.environ.get("PLIMSOLL_ATTEMPT", "1"))
     name = str(config["trainer"]["experiment_name"])
-    print(f"rank {rank} of {world} attempt {attempt} gpus {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+    print(
+        f"rank {rank} of {world} attempt {attempt} gpus {os.environ.get('CUDA_VISIBLE_DEVICES')} "
+        f"master {os.environ.get('MASTER_ADDR')}",
+        flush=True,
+    )
     if name.startswith("crash"):
         raise RuntimeError("this job was told to crash")
     total = int(config["trainer"]["total_training_steps"])

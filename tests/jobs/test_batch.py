@@ -60,7 +60,8 @@ def test_a_job_runs_to_its_end(lab: Lab) -> None:
     assert lab.attempt() == 0, (lab.fake / "batch.log").read_text()
     (line,) = attempts(lab.run)
     assert line["cause"] == "done" and line["step_to"] == 20 and line["nodes"] == "n1" and line["job"] == "100_0"
-    assert "rank 0 of 1 attempt 1" in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    log = (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    assert "rank 0 of 1 attempt 1" in log and "master 10.0.0.7" in log
     assert calls(lab.fake) == ""
     assert (lab.run.stat().st_mode & 0o777, lab.sweep.stat().st_mode & 0o777) == (0o700, 0o700)
 

@@ -84,12 +84,13 @@ def wait(true: Callable[[], Any], seconds: float, what: str, entry: Entry | None
     """Wait for a condition; on failure say what was waited for and what the run's logs hold."""
     end = time.monotonic() + seconds
     while not true():
-        if time.monotonic() > end:
+        broken = entry is not None and "error" in causes(entry)
+        if broken or time.monotonic() > end:
             raise AssertionError(f"waited {seconds} s for {what}\n{_evidence(entry) if entry else ''}")
         time.sleep(0.2)
 
 
 def _evidence(entry: Entry) -> str:
-    logs = [*Path(entry.script).glob("*log.out"), *Path(entry.run).rglob("*.log")]
+    logs = [*Path(entry.script).glob("*log.out"), *Path(entry.run).glob("logs/*/*.log")]
     texts = [f"== {path}\n{path.read_text(errors='replace')[-1500:]}" for path in logs]
     return "\n".join([str(attempts(Path(entry.run))), os.popen("squeue; sinfo").read(), *texts])
