@@ -202,14 +202,23 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         others = [r for r in rows if same_setting(r, mine) and r["algorithm"] != OURS]
         holding = [r for r in others if r["over cap %"] == 0]
         micro = max(holding, key=lambda r: r["7B micro"])
-        out.append({
-            "trace": mine["trace"][:24], "seqs": mine["sequences"], "budget": str(mine["budget"]),
-            "ranks": mine["ranks"], "micro": mine["7B micro"], "best peer": micro["7B micro"], "which": micro["algorithm"].split(":")[0],
-            "step": mine["7B step"], "best step peer": max(r["7B step"] for r in holding),
-            "gap": mine["7B micro gap"], "bins/bound": mine["bins / bound"],
-            "verl<=0.8 over cap %": next(r["over cap %"] for r in others if r["algorithm"] == "verl <= 0.8: KK + KK"),
+        verl = next(r for r in others if r["algorithm"] == "verl <= 0.8: KK + KK")
+        line = {
+            "trace": mine["trace"][:24],
+            "seqs": mine["sequences"],
+            "budget": str(mine["budget"]),
+            "ranks": mine["ranks"],
+            "micro": mine["7B micro"],
+            "best peer": micro["7B micro"],
+            "which": micro["algorithm"].split(":")[0],
+            "step": mine["7B step"],
+            "best step peer": max(r["7B step"] for r in holding),
+            "gap": mine["7B micro gap"],
+            "bins/bound": mine["bins / bound"],
+            "verl<=0.8 over cap %": verl["over cap %"],
             "ms": mine["plan ms"],
-        })  # fmt: skip
+        }
+        out.append(line)
     return out
 
 

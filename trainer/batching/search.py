@@ -13,7 +13,7 @@ from trainer.batching.level import level
 from trainer.batching.refine import Refiner
 from trainer.batching.units import Cargo, Units, pieces, singles, stowages
 
-ROW_WORTH = 5e-3
+ROW_WORTH = 2e-3
 """One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
 TIGHT = 0.93
 """Only micro-batches as full as this on average can be so cramped by their caps that one more of them helps."""
