@@ -9,12 +9,16 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+import deepspeed.comm.torch
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from trainer.parallel.engine import Engine, EngineSettings
 from trainer.parallel.world import World
+
+# DeepSpeed would compile its shared-memory all-reduce first: a minute of compiler for ranks that live half a second.
+deepspeed.comm.torch.build_shm_op = lambda: None
 
 
 class Net(nn.Module):

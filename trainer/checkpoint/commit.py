@@ -40,8 +40,8 @@ def step_dir(root: Path, step: int) -> Path:
 
 
 def temp_dir(root: Path, step: int, fence: str) -> Path:
-    """Where it grows. ``fence``, the attempt and a random part, keeps a forgotten writer of an earlier attempt, which may
-    still be at work, from touching what this one publishes.
+    """Where it grows. ``fence``, the attempt and a random part, keeps a forgotten writer of an earlier attempt, which
+    may still be at work, from touching what this one publishes.
     """
     return root / f"step_{step}.tmp-{fence}"
 

@@ -54,12 +54,21 @@ class Damaged(Exception):
 def read(folder: Path) -> Manifest:
     """The manifest of ``folder``. Raises Damaged when there is none that is whole, UserError for a newer format."""
     try:
-        body = json.loads((folder / NAME).read_bytes())
+        data = (folder / NAME).read_bytes()
+    except OSError as error:
+        raise Damaged(f"{folder.name}/{NAME} can't be read ({error.strerror})") from error
+    return parse(data, str(folder))
+
+
+def parse(data: bytes, folder: str) -> Manifest:
+    """The manifest in ``data``, which lies in ``folder``. Raises as ``read`` does."""
+    try:
+        body = json.loads(data)
         stored = body.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise Damaged(f"{folder.name}/{NAME} can't be read ({error})") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Damaged(f"{NAME} can't be read ({error})") from error
     if stored != _digest(body):
-        raise Damaged(f"{folder.name}/{NAME} doesn't match its own digest")
+        raise Damaged(f"{NAME} doesn't match its own digest")
     if body.get("format") != FORMAT:
         raise UserError(
             f"{folder} has checkpoint format {body.get('format')}, this version reads {FORMAT}; "

@@ -1,0 +1,159 @@
+"""A process that has torch and DeepSpeed loaded and forks ranks on demand: a rank starts in a tenth of a second.
+
+``Ranks`` is the test's end. Run as a module it is the zygote: a JSON line {"target", "size", "args", "log"} in, the pids out.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAZY = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.bf16_optimizer",
+    "torch._dynamo",
+    "torch.distributed.optim",
+    "torch.utils.cpp_extension",
+    "distutils.core",
+    "tests.checkpoint.programs",
+)
+"""What DeepSpeed imports only when an engine is made: seconds of it."""
+
+
+class Zygote:
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.checkpoint.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
+            text=True, cwd=ROOT,
+        )  # fmt: skip
+
+    def start(self, target: str, size: int, args: list[Any], log: Path, env: dict[str, str] | None = None) -> Ranks:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        request = {"target": target, "size": size, "args": args, "log": str(log), "env": env or {}}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        pids = json.loads(self._process.stdout.readline())
+        return Ranks(pids, log)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+class Ranks:
+    """Ranks of one world; each leaves ``<log>.<rank>.exit`` (0 or a traceback) unless it is killed."""
+
+    def __init__(self, pids: list[int], log: Path) -> None:
+        self.pids, self.log = pids, log
+
+    def alive(self) -> bool:
+        return any(_alive(pid) for pid in self.pids)
+
+    def kill(self, *, writers: bool = True) -> None:
+        """kill -9 of all ranks at once, with or without the writer processes (their group)."""
+        if writers:
+            try:
+                os.killpg(self.pids[0], signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for pid in self.pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._until_gone(20)
+
+    def finish(self, timeout_s: float = 120.0) -> None:
+        """Wait for a good end of every rank; raises with the first rank's traceback."""
+        if not self._until_gone(timeout_s):
+            self.kill()
+            raise TimeoutError(f"ranks {self.pids} hung; log: {self.output()}")
+        for rank in range(len(self.pids)):
+            note = Path(f"{self.log}.{rank}.exit")
+            text = note.read_text() if note.exists() else "killed"
+            if text != "0":
+                raise AssertionError(f"rank {rank}: {text}\n{self.output()}")
+
+    def output(self) -> str:
+        return self.log.read_text()[-4000:] if self.log.exists() else ""
+
+    def _until_gone(self, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while self.alive():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def _child(request: dict[str, Any], rank: int, group: int) -> None:
+    os.setpgid(0, group)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    fd = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(request["env"])
+    faulthandler.dump_traceback_later(60, exit=True)  # a hang leaves every thread's stack in the log
+    note, code = Path(f"{request['log']}.{rank}.exit"), 0
+    try:
+        module, name = request["target"].split(":")
+        getattr(importlib.import_module(module), name)(rank, request["size"], *request["args"])
+        note.write_text("0")
+    except BaseException:
+        note.write_text(traceback.format_exc())
+        code = 1
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    import torch
+
+    for name in LAZY:
+        importlib.import_module(name)
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: the test sees a dead rank disappear at once
+    for line in sys.stdin:
+        request, pids = json.loads(line), []
+        for rank in range(request["size"]):
+            pid = os.fork()
+            if pid == 0:
+                _child(request, rank, pids[0] if pids else 0)
+            pids.append(pid)
+            # The group must exist before the next rank joins it.
+            try:
+                os.setpgid(pid, pids[0])
+            except OSError:
+                pass
+        sys.__stdout__.write(json.dumps(pids) + "\n")
+        sys.__stdout__.flush()
+
+
+if __name__ == "__main__":
+    main()
