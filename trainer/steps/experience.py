@@ -43,14 +43,17 @@ class Sampler:
     timer: str = ""
     """Put before the names of the timers."""
 
-    def roll_out(self, engine: Engine, examples: Sequence[Example], timers: Timers, *, step: int) -> Rollouts:
+    def roll_out(
+        self, engine: Engine, examples: Sequence[Example], timers: Timers, *, step: int, first: int = 0
+    ) -> Rollouts:
         """Generate and score ``n`` responses for this rank's share of ``examples``.
 
         Random numbers belong to (seed, step, prompt, sample), so the share of a rank doesn't change what is drawn.
+        ``first`` is the number of the first prompt, where ``examples`` are a part of something larger.
         """
         world = engine.world
         numbers = [i for i in range(world.rank, len(examples), world.size) for _ in range(self.n)]
-        ids = [number * self.n + k % self.n for k, number in enumerate(numbers)]
+        ids = [(first + number) * self.n + k % self.n for k, number in enumerate(numbers)]
         with timers(self.timer + "gen"), engine.whole_weights():
             samples = self.generator.generate([examples[i].prompt_ids for i in numbers], ids, self.seed, step)
         with timers(self.timer + "reward"):

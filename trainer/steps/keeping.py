@@ -16,7 +16,7 @@ import torch
 from xxhash import xxh3_128_hexdigest
 
 from trainer.checkpoint import Checkpointer, CheckpointSettings, Restored
-from trainer.checkpoint.policy import due, must_save_by
+from trainer.checkpoint.policy import due, must_save_by, predicted_save_s
 from trainer.config.frozen import MAY_CHANGE
 from trainer.config.schema import Config
 from trainer.launch import new_attempt
@@ -26,6 +26,10 @@ from trainer.worker import leave_note
 CAUSES = ("", "TIME", "INT", "TERM", "USR2")
 """Why a run stops early, the one that Slurm gives as a warning last: of two causes the later one is told."""
 CLOSE_TIMEOUT_S = 600.0
+STATE_BYTES = 14
+"""Of a parameter with its AdamW state in a checkpoint."""
+ASSUMED_BYTES_PER_S = 0.5e9
+"""Of a node's disk, until a save has been measured."""
 ASSUMED_SAVE_S = 60.0
 """What a save is taken to last until one has been measured."""
 
@@ -59,6 +63,7 @@ class Keeper:
         ctx.engine.before_step = self._store.before_step
         self.notes: list[str] = []
         self.step = self._restore()
+        self._check_grace()
         self._saved_at = self._stepped_at = time.monotonic()
         self._step_s = 0.0
         self._deadline = job_deadline(os.environ)
@@ -121,6 +126,18 @@ class Keeper:
         known = self._store.metrics().get("ckpt/write_s", ASSUMED_SAVE_S)
         margin = self._ctx.config.trainer.checkpoint.save_margin
         return time.time() >= must_save_by(self._deadline, save_s=known, step_s=self._step_s, margin=margin)
+
+    def _check_grace(self) -> None:
+        """Say at start when the last save of a preempted job would hardly fit into its grace time."""
+        trainer, world = self._ctx.config.trainer, self._ctx.world
+        share = STATE_BYTES * self._ctx.loaded.shape.params / world.size * self._ctx.info.local_world_size
+        needed = predicted_save_s(int(share), bytes_per_s=ASSUMED_BYTES_PER_S) * trainer.checkpoint.save_margin
+        if needed > trainer.grace_period_s:
+            self.notes.append(
+                f"[WARNING] a checkpoint is taken to need {needed:.0f} s (margin {trainer.checkpoint.save_margin:g} "
+                f"included), but trainer.grace_period_s={trainer.grace_period_s:g}: a preempted job may lose its last "
+                "steps. Raise the grace time (and hydra.launcher.signal_delay_s), or write to a faster disk."
+            )
 
     def _restore(self) -> int:
         found = self._store.restore()

@@ -20,7 +20,16 @@ def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[st
     if ctx.val_sampler is None or not ctx.val_examples:
         return {}, []
     # Every validation draws the same random numbers: what differs between two of them is the policy.
-    rollouts = ctx.val_sampler.roll_out(ctx.engine, ctx.val_examples, ctx.timers, step=0)
+    rollouts = Rollouts([], [], [], [])
+    size = ctx.config.data.val_batch_size or len(ctx.val_examples)
+    for first in range(0, len(ctx.val_examples), size):
+        part = ctx.val_sampler.roll_out(
+            ctx.engine, ctx.val_examples[first : first + size], ctx.timers, step=0, first=first
+        )
+        rollouts.prompts.extend(first + number for number in part.prompts)
+        rollouts.samples.extend(part.samples)
+        rollouts.scores.extend(part.scores)
+        rollouts.texts.extend(part.texts)
     most = ctx.config.trainer.log_val_generations
     return validation_metrics(rollouts, ctx.world), generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
 
