@@ -1,4 +1,4 @@
-"""People leave at the first setting that is silently ignored: every key is read by the trainer, or checked and refused."""
+"""People leave at the first setting that is silently ignored: every key is read by the trainer, or refused."""
 
 from __future__ import annotations
 
