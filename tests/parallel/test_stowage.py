@@ -15,11 +15,11 @@ UNBOUNDED = 10**6
 COMMON: list[dict[str, Any]] = [{"zero": z, "budget": b} for z in range(4) for b in (512, 1024, UNBOUNDED)] + [
     {"zero": 0, "budget": 512, "share": True},
     {"zero": 3, "budget": UNBOUNDED, "share": True},
-    {"zero": 1, "budget": 512, "buckets": [64, 256]},
-    {"zero": 2, "budget": 1024, "buckets": [128], "share": True},
+    {"zero": 1, "budget": 512, "buckets": [64, 128]},
+    {"zero": 2, "budget": 1024, "buckets": [96], "share": True},
     {"zero": 1, "budget": 512, "reverse": True},
-    {"zero": 1, "micro": 2},
-    {"zero": 2, "micro": 3},
+    {"zero": 1, "micro": 4},
+    {"zero": 2, "micro": 6},
 ]
 VARIANTS = {1: COMMON, 2: [*COMMON, {"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]}
 

@@ -1,0 +1,62 @@
+"""Runs the start-up self-test on sound and on broken engines; prints what it said of each as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from trainer import environment
+
+environment.prepare(1)
+
+from trainer.parallel import engine, selftest  # noqa: E402
+from trainer.parallel.world import join, leave  # noqa: E402
+
+
+def settings(zero: int) -> engine.EngineSettings:
+    return engine.EngineSettings(zero_stage=zero, bf16=False, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+
+
+def without_key(settings: engine.EngineSettings, *, guarded: bool) -> dict[str, Any]:
+    config = sound_config(settings, guarded=guarded)
+    del config["managed_gradient_accumulation"]
+    return config
+
+
+def past_deepspeed(self: engine.Engine, *args: Any, **kwargs: Any) -> Any:
+    self._open = 1
+    return self.module(*args, **kwargs)
+
+
+def averaged(self: engine.Engine, loss: Any) -> None:
+    self._open = 0
+    self.ds.backward(loss * self.world.size / 3, scale_wrt_gas=False)
+
+
+sound_config = engine.ds_config
+MUTANTS = {
+    "key dropped": lambda: patch.object(engine, "ds_config", without_key),
+    "past DeepSpeed": lambda: patch.object(engine.Engine, "forward", past_deepspeed),
+    "averaged": lambda: patch.object(engine.Engine, "backward", averaged),
+}
+
+
+def verdict(zero: int) -> str:
+    try:
+        return f"{selftest.run(settings(zero), world):.1e}"
+    except RuntimeError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    world = join(environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), timeout_s=60)
+    said = {f"sound {zero}": verdict(zero) for zero in range(4)}
+    for name, mutate in MUTANTS.items():
+        for zero in range(4):
+            with mutate():
+                said[f"{name} {zero}"] = verdict(zero)
+    leave()
+    sys.stdout.write("\n" + json.dumps(said) + "\n")
