@@ -28,10 +28,18 @@ def digest(state: dict[str, torch.Tensor]) -> str:
 
 def checkpointer(world: Any, engine: Any, run: Path, attempt: int = 1, **settings: Any) -> Checkpointer:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    chosen = CheckpointSettings(timeout_s=settings.pop("limit_s", 60.0), **settings)
     return Checkpointer(
-        run, engine.ds, CheckpointSettings(timeout_s=60, **settings), rank=world.rank, world_size=world.size,
-        attempt=attempt, config_hash="tests", local_world_size=world.size, group=world.cpu_group,
-    )  # fmt: skip
+        run,
+        engine.ds,
+        chosen,
+        rank=world.rank,
+        world_size=world.size,
+        attempt=attempt,
+        config_hash="tests",
+        local_world_size=world.size,
+        group=world.cpu_group,
+    )
 
 
 def endless(rank: int, size: int, run: str, store: str, attempt: int) -> None:
@@ -50,7 +58,7 @@ def endless(rank: int, size: int, run: str, store: str, attempt: int) -> None:
     if rank == 0:
         os.write(1, f"restored {step} {time.perf_counter() - began:.2f}\n".encode())
     told = step
-    for step in itertools.count(step + 1):
+    for step in itertools.count(told + 1):
         keeper.before_step()
         train_step(engine, step)
         state = digest(full_state(engine))
@@ -81,12 +89,42 @@ def elastic(rank: int, size: int, run: str, store: str, legs: list[dict[str, Any
                 weight = name.endswith("/fp32") and name not in have  # stage 0 steps the weights themselves
                 found = have[name.replace("/fp32", "/weight") if weight else name]
                 assert torch.equal(found, tensor.to(found.dtype)), f"{leg}: {name}"
-        for step in range(step + 1, step + 3):
+        for now in (step + 1, step + 2):
             keeper.before_step()
-            train_step(engine, step)
+            train_step(engine, now)
+        step += 2
         assert keeper.save(step, {"rank": rank}, {"step": step}, blocking=True)
         state = full_state(engine)
         if rank == 0:
             torch.save(state, folder / f"state_{step}.pt")
         keeper.close()
         dist.barrier()
+
+
+def faults(rank: int, size: int, run: str, store: str, fault: str) -> None:
+    """Training goes on through a fault of the disk or the writer; the checkpoint before stays whole."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world, stage=1)
+    note = Path(os.environ["PLIMSOLL_FAULT"])
+    keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.shims:FaultyDisk", limit_s=2.0)
+    assert keeper.restore() is None
+    train_step(engine, 1)
+    assert keeper.save(1, {}, {}, blocking=True)
+    dist.barrier()
+    if rank == 0:
+        note.write_text(fault)
+    dist.barrier()
+    assert keeper.save(2, {}, {})
+    assert keeper.wait(30)
+    numbers = keeper.metrics()
+    assert numbers["ckpt/failures"] == 1 and numbers["ckpt/last_committed_step"] == 1, numbers
+    keeper.before_step()
+    train_step(engine, 2)
+    dist.barrier()
+    if rank == 0:
+        root = Path(run) / "checkpoints"
+        assert sorted(p.name for p in root.iterdir()) == ["latest", "step_1"], list(root.iterdir())
+        note.unlink()
+    dist.barrier()
+    assert keeper.save(3, {}, {}, blocking=True), keeper.metrics()
+    keeper.close()

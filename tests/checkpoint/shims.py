@@ -26,8 +26,8 @@ class CrashDisk(Disk):
 
 
 class FaultyDisk(Disk):
-    """``PLIMSOLL_FAULT`` names a file: while it exists, writes fail as its text says, as of an errno name; ``slow``: they
-    take 0.2 s; ``die``: the process ends; ``hang``: they never return."""
+    """``PLIMSOLL_FAULT`` names a file: while it exists, writes fail with the errno its text names, or by
+    ``die``: the process ends; ``hang``: they never return; ``slow``: they take 0.2 s."""
 
     def write(self, path: Path, data: memoryview) -> str:
         try:
@@ -54,7 +54,7 @@ class Op:
 
 
 class TraceDisk(Disk):
-    """Does everything and keeps a trace. ``without``: the n-th fsync (of files and folders) is left out, as by a bug."""
+    """Does everything and keeps a trace. ``without``: the n-th fsync (of files and folders) is left out."""
 
     def __init__(self, without: int | None = None) -> None:
         self.trace: list[Op] = []

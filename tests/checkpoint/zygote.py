@@ -1,10 +1,12 @@
 """A process that has torch and DeepSpeed loaded and forks ranks on demand: a rank starts in a tenth of a second.
 
-``Ranks`` is the test's end. Run as a module it is the zygote: a JSON line {"target", "size", "args", "log"} in, the pids out.
+``Ranks`` is the test's end. Run as a module it is the zygote: a JSON line with
+target, size, args and log in, the pids out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -68,15 +70,11 @@ class Ranks:
     def kill(self, *, writers: bool = True) -> None:
         """kill -9 of all ranks at once, with or without the writer processes (their group)."""
         if writers:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pids[0], signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         for pid in self.pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._until_gone(20)
 
     def finish(self, timeout_s: float = 120.0) -> None:
@@ -147,10 +145,8 @@ def main() -> None:
                 _child(request, rank, pids[0] if pids else 0)
             pids.append(pid)
             # The group must exist before the next rank joins it.
-            try:
+            with contextlib.suppress(OSError):
                 os.setpgid(pid, pids[0])
-            except OSError:
-                pass
         sys.__stdout__.write(json.dumps(pids) + "\n")
         sys.__stdout__.flush()
 

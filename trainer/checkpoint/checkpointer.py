@@ -25,6 +25,7 @@ from trainer.checkpoint.fragments import fragments, zero_stage
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.meeting import Meeting, OutOfTime
+from trainer.checkpoint.mirror import Mirror, newest_elsewhere
 from trainer.checkpoint.restore import Restored, Saved, load_engine, load_states
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot import Copy, Plan, make_plan, put_large, put_small
@@ -62,6 +63,7 @@ class Checkpointer:
         self._attempt, self._config_hash, self._group = attempt, config_hash, group
         self._disk = load_disk(settings.disk)
         self._lease: Lease | None = None
+        self._mirror: Mirror | None = None
         self._agree(self._prepare)
         self._fence = f"{attempt}-{self._told(secrets.token_hex(3))}"
         nbytes = self._share_bytes()
@@ -136,6 +138,8 @@ class Checkpointer:
         A damaged one is renamed ``.corrupt``, and the one before it is taken. Raises UserError when there is none
         though the run has had one, for another model, and for a newer format.
         """
+        if self._settings.resume_mode == "auto":
+            self._agree(self._fetch, only_main=True)
         while True:
             found = find(self._disk, self.run_dir, self._settings, self._rank, self._size, self._group)
             if found is None:
@@ -200,6 +204,7 @@ class Checkpointer:
         if self._rank:
             return
         try:
+            self._mirror = None if self._settings.mirror is None else Mirror(self._settings.mirror)
             self._disk.makedirs(self.root)
             self._lease = Lease(self.run_dir, self._attempt)
             for name in commit.clean(self._disk, self.root):
@@ -209,6 +214,22 @@ class Checkpointer:
                 f"the run folder {self.run_dir} can't hold checkpoints ({error.strerror or error}); set "
                 "trainer.default_local_dir to a folder of yours with free space"
             ) from error
+
+    def _fetch(self) -> None:
+        """The run folder is new or behind (another cluster, a lost disk): take the mirror's newest whole one."""
+        if self._mirror is None:
+            return
+        for step in newest_elsewhere(self._mirror, commit.steps_on_disk(self.root)):
+            try:
+                self._mirror.download(step, self.root, self._disk, self._fence)
+                return
+            except Damaged as error:
+                log.error("step_%d of trainer.default_hdfs_dir is damaged: %s", step, error)
+            except Exception as error:  # each protocol's client has errors of its own
+                raise UserError(
+                    f"trainer.default_hdfs_dir={self._settings.mirror} can't be read ({error}); mend the access, or "
+                    "set it to null"
+                ) from error
 
     def _leave(self, folder: Path, step: int) -> None:
         """The run goes on from ``folder``: checkpoints of the future it leaves are set aside, and the choice is noted,
@@ -267,16 +288,17 @@ class Checkpointer:
             message: dict[str, Any] = {"records": records}
         except WriteFailed as error:
             message = {"error": f"rank {self._rank}: {error}"}
-        self._meeting.tell(f"written/{name}", message)
         if self._rank == 0:
             outcome = self._publish(save, message)
             self._meeting.tell(f"outcome/{name}", outcome)
+            self._meeting.part(name, ("written", "outcome"))
         else:
             try:
+                self._meeting.tell(f"written/{name}", message)
                 outcome = self._meeting.hear(f"outcome/{name}", 0, self._closing.is_set)
+                self._meeting.tell(f"heard/{name}", True)
             except OutOfTime as error:
                 outcome = {"error": str(error)}
-            self._meeting.forget(f"written/{name}")
         if "error" in outcome:
             self._fail(f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is intact")
             return False
@@ -313,12 +335,15 @@ class Checkpointer:
         # From here on the checkpoint is committed; what fails below is told, and mended by the next save.
         try:
             commit.point_latest(self._disk, self.root, save.step, self._fence)
-            self._retain()
-        except OSError as error:
-            self._fail(f"after the commit of step {save.step}: {error}")
+            kept = self._retain()
+            if self._mirror is not None:
+                self._mirror.upload(commit.step_dir(self.root, save.step), manifest)
+                self._mirror.keep_only(kept)
+        except Exception as error:  # also what a mirror's client raises
+            self._fail(f"after the commit of step {save.step}: {type(error).__name__}: {error}")
         return {"step": save.step}
 
-    def _retain(self) -> None:
+    def _retain(self) -> set[int]:
         steps = commit.steps_on_disk(self.root)
         for step in steps:
             if step not in self._metrics_of:
@@ -329,6 +354,7 @@ class Checkpointer:
             keep_best=self._settings.keep_best, metrics=self._metrics_of, best=self._settings.best,
         )  # fmt: skip
         commit.remove(self._disk, self.root, sorted(set(steps) - keep))
+        return keep
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s

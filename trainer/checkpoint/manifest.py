@@ -44,7 +44,7 @@ class Manifest:
     def encode(self) -> bytes:
         """JSON that carries its own digest."""
         body = asdict(self)
-        return (json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True) + "\n").encode()
+        return json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True).encode()
 
 
 class Damaged(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 POLL_S = 0.01
 MAX_POLL_S = 0.1
+PARTING_S = 10.0
 
 
 class OutOfTime(Exception):
@@ -30,29 +32,40 @@ class Meeting:
         self._store: Store = HashStore() if size == 1 else _tcp_store(rank)
 
     def tell(self, name: str, message: Any) -> None:
-        """Leave ``message`` under ``name`` and this rank."""
-        self._store.set(f"{name}/{self.rank}", json.dumps(message))
+        """Leave ``message`` under ``name`` and this rank. Raises OutOfTime when rank 0 is gone."""
+        try:
+            self._store.set(f"{name}/{self.rank}", json.dumps(message))
+        except RuntimeError as error:
+            raise OutOfTime(f"rank 0 is gone ({str(error).splitlines()[0]})") from error
 
-    def hear(self, name: str, rank: int, cancelled: Callable[[], bool] = lambda: False) -> Any:
-        """What ``rank`` left under ``name``. Raises OutOfTime."""
-        key, until, pause = f"{name}/{rank}", time.monotonic() + self.timeout_s, POLL_S
+    def hear(
+        self, name: str, rank: int, cancelled: Callable[[], bool] = lambda: False, *, limit_s: float | None = None
+    ) -> Any:
+        """What ``rank`` left under ``name``; waits at most ``limit_s`` (default: the meeting's). Raises OutOfTime."""
+        until = time.monotonic() + (self.timeout_s if limit_s is None else limit_s)
+        key, pause = f"{name}/{rank}", POLL_S
         while True:
             try:
                 if self._store.check([key]):
                     return json.loads(self._store.get(key))
-            except (RuntimeError, DistError) as error:
+            except RuntimeError as error:
                 raise OutOfTime(f"rank 0 is gone ({str(error).splitlines()[0]})") from error
             if time.monotonic() > until or cancelled():
                 raise OutOfTime(f"waited for rank {rank} in vain ({name})")
             time.sleep(pause)
             pause = min(MAX_POLL_S, pause * 1.5)
 
-    def forget(self, name: str) -> None:
-        """Drop this rank's message."""
-        try:
-            self._store.delete_key(f"{name}/{self.rank}")
-        except (RuntimeError, DistError):
-            return
+    def part(self, name: str, words: tuple[str, ...]) -> None:
+        """Rank 0, when it has told the outcome: wait until the others have heard it, since the store ends with this
+        process, and they would take the end for a failure. Then drop all that was said.
+        """
+        with contextlib.suppress(OutOfTime):
+            for rank in range(1, self.size):
+                self.hear(f"heard/{name}", rank, limit_s=PARTING_S)
+        with contextlib.suppress(RuntimeError):
+            for rank in range(self.size):
+                for word in (*words, "heard"):
+                    self._store.delete_key(f"{word}/{name}/{rank}")
 
 
 def _tcp_store(rank: int) -> Store:

@@ -1,0 +1,92 @@
+"""A second home of checkpoints at any fsspec URL (s3://, gs://, hdfs://, memory://): object stores have no rename, so
+the files go up first and the manifest last; without a manifest that verifies a folder there is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from trainer.checkpoint import manifest as manifests
+from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.manifest import Damaged, Manifest
+from trainer.errors import UserError
+
+
+class Mirror:
+    """Checkpoints of one run below ``url`` (a slash at its end or not). Raises UserError for an unknown protocol."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url.rstrip("/"))
+        except (ValueError, ImportError) as error:
+            raise UserError(f"trainer.default_hdfs_dir={url}: {error}") from error
+        self._root = str(root).rstrip("/")
+
+    def upload(self, folder: Path, manifest: Manifest) -> None:
+        """Copy a committed checkpoint, its manifest last. Raises OSError, and what the protocol's client raises."""
+        there = f"{self._root}/{folder.name}"
+        if self._fs.exists(there):
+            self._fs.rm(there, recursive=True)
+        for name in manifest.files:
+            self._put(folder / name, f"{there}/{name}")
+        self._put(folder / manifests.NAME, f"{there}/{manifests.NAME}")
+
+    def keep_only(self, steps: set[int]) -> None:
+        """Remove others; each loses its manifest first."""
+        for step in set(self.steps()) - steps:
+            there = f"{self._root}/step_{step}"
+            self._fs.rm(f"{there}/{manifests.NAME}")
+            self._fs.rm(there, recursive=True)
+
+    def steps(self) -> list[int]:
+        """Steps that have a manifest, newest first."""
+        self._fs.invalidate_cache()
+        if not self._fs.exists(self._root):
+            return []
+        names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
+        found = [int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d+)", name))]
+        return sorted((s for s in found if self._fs.exists(f"{self._root}/step_{s}/{manifests.NAME}")), reverse=True)
+
+    def download(self, step: int, root: Path, disk: Disk, fence: str) -> Path:
+        """Fetch a checkpoint into ``root`` and commit it there. Raises Damaged when it isn't whole."""
+        there, temp = f"{self._root}/step_{step}", root / f"step_{step}.tmp-{fence}"
+        disk.rmtree(temp)
+        temp.mkdir(mode=0o700, parents=True)
+        try:
+            self._get(f"{there}/{manifests.NAME}", temp / manifests.NAME)
+            manifest = manifests.read(temp)
+            for name in manifest.files:
+                (temp / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._get(f"{there}/{name}", temp / name)
+                disk.fsync(temp / name)
+            if wrong := manifests.problems(temp, manifest):
+                raise Damaged(f"{there}: {'; '.join(wrong)}")
+            disk.fsync(temp / manifests.NAME)
+            for folder in sorted({p for n in manifest.files for p in (temp / n).parents if p.is_relative_to(temp)}):
+                disk.fsync_dir(folder)
+            disk.rename(temp, root / f"step_{step}")
+            disk.fsync_dir(root)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+        return root / f"step_{step}"
+
+    def _put(self, source: Path, target: str) -> None:
+        self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+        self._fs.put_file(str(source), target)
+
+    def _get(self, source: str, target: Path) -> None:
+        try:
+            self._fs.get_file(source, str(target))
+        except FileNotFoundError as error:
+            raise Damaged(f"{source} is missing") from error
+
+
+def newest_elsewhere(mirror: Any, have: list[int]) -> list[int]:
+    """Steps there that are newer than all of ``have``, newest first."""
+    return [step for step in mirror.steps() if step > max(have, default=-1)]
