@@ -14,7 +14,7 @@ from jobs.ledger import Entry
 from jobs.options import SlurmOptions
 from jobs.plan import Batch, Job
 from jobs.records import read_json, write_json
-from jobs.runtime import Place, binds_of, task_script
+from jobs.runtime import CACHES, Place, binds_of, task_script
 from trainer.config import freeze
 
 
@@ -56,6 +56,8 @@ def place_of(batch: Batch, sweep_dir: Path, submitit_folder: str | None, launch:
     base = Path(submitit_folder.replace("/%j", "")) if submitit_folder else sweep_dir / ".submitit"
     sweep = os.path.abspath(sweep_dir)
     binds = binds_of(job.config for job in batch.jobs)
+    caches = {path for path in map(os.environ.get, CACHES) if path and os.path.isdir(path)}
+    binds = tuple(dict.fromkeys([*binds, *sorted(caches)]))
     outer = {str(sweep), *(str(job.run) for job in batch.jobs)}
     kept = [bind for bind in (*binds, *sorted(outer)) if not any(bind.startswith(f"{o}/") for o in outer)]
     return Place(

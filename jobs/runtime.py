@@ -17,9 +17,12 @@ from jobs.shape import Shape
 ALLOWED = (
     "SLURM_", "SLURMD_", "SUBMITIT_", "PLIMSOLL_", "PMI", "MASTER_", "NCCL_", "GLOO_", "UCX_", "FI_", "CUDA_",
     "NVIDIA_", "HF_", "WANDB_", "TRITON_", "TORCH", "OMP_", "MKL_", "VLLM_", "TOKENIZERS_", "TRANSFORMERS_",
-    "HYDRA_FULL_ERROR", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "LANG", "LC_", "TZ",
+    "HYDRA_FULL_ERROR", "XDG_CACHE_HOME", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "LANG", "LC_", "TZ",
 )  # fmt: skip
 """Beginnings of names of environment variables that a rank sees in an image. Values never reach a command line."""
+
+CACHES = ("PLIMSOLL_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
+"""Variables that name caches. An image has no home: what is not set lies in the sweep's own ``cache`` folder."""
 
 HOLD = "env --block-signal=USR2 --block-signal=TERM"
 """Signals that come before the trainer has a handler wait for it, instead of killing the process."""
@@ -50,7 +53,7 @@ def task_script(shape: Shape, place: Place) -> str:
     if runtime == "none":
         return head + hold + f"export PYTHONPATH={_q(place.code)}${{PYTHONPATH:+:$PYTHONPATH}}\n" + 'exec $hold "$@"\n'
     if runtime == "pyxis":
-        return head + hold + f"export PYTHONPATH={_q(place.code)}\n" + 'exec $hold "$@"\n'
+        return head + _caches(place) + hold + f"export PYTHONPATH={_q(place.code)}\n" + 'exec $hold "$@"\n'
     names = "|".join([*ALLOWED, *(f"{name}$" for name in shape.cluster.env)])
     lines = [
         f"allowed='^({names})'",
@@ -64,7 +67,12 @@ def task_script(shape: Shape, place: Place) -> str:
     for bind in _all_binds(shape, place):
         command += ["--bind", _q(bind)]
     command += ["--pwd", '"$PLIMSOLL_RUN"', *(_q(arg) for arg in shape.container.args), _q(shape.container.image or "")]
-    return head + "\n".join(lines) + "\n" + " ".join(command) + f' {HOLD} "$@"\n'
+    return head + _caches(place) + "\n".join(lines) + "\n" + " ".join(command) + f' {HOLD} "$@"\n'
+
+
+def _caches(place: Place) -> str:
+    where = _q(place.code.parent / "cache")
+    return f'for name in {" ".join(CACHES)}; do [ -n "${{!name}}" ] || export "$name="{where}/"$name"; done\n'
 
 
 def srun_flags(shape: Shape, place: Place) -> list[str]:
@@ -77,7 +85,7 @@ def srun_flags(shape: Shape, place: Place) -> list[str]:
         f"--container-mounts={_q(mounts)}",
         '--container-workdir="$RUN"',
         "--no-container-mount-home",
-        "--container-env=PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES",
+        f"--container-env={','.join(CACHES)},PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES",
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime import Place, binds_of, task_script
+from jobs.runtime import CACHES, Place, binds_of, task_script
 from jobs.shape import Shape
 from jobs.site import Cluster, Container
 from tests.jobs.conftest import put, until
@@ -33,7 +33,8 @@ def test_environment_of_an_image(tmp_path: Path) -> None:
     subprocess.run(["bash", str(script), "python3", "-m", "x y"], env=env, check=True, timeout=20)
     seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
     inside = {name.removeprefix("APPTAINERENV_"): v for name, v in seen.items() if name.startswith("APPTAINERENV_")}
-    assert inside == {
+    cached = {name: str(tmp_path / "cache" / name) for name in CACHES if name != "HF_HOME"}  # there is no home
+    assert inside == cached | {
         "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": "k3y", "MY_TOKEN": "t", "HF_HOME": "/a b'c",
         "PLIMSOLL_RUN": "/run dir", "PYTHONPATH": str(tmp_path / "code"),
     }  # fmt: skip

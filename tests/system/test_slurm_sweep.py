@@ -42,7 +42,7 @@ class Lab:
             "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin", "WANDB_MODE": "offline",
         }  # fmt: skip
 
-    def command(self, *words: str, code: int | None = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: str, code: int | None = 0, timeout: float = 580) -> subprocess.CompletedProcess[str]:
         """Run ``python -m ...`` here; its exit code must be ``code``."""
         done = subprocess.run(
             [sys.executable, "-m", *words], capture_output=True, text=True, timeout=timeout, check=False,
@@ -68,13 +68,16 @@ def lab(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(tmp_path_factory.mktemp("sweep"))
 
 
-def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path) -> None:
-    binds = [*python_binds(), str(ROOT)]
-    container = [
+def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real trainer, in the image, from the snapshot of the code."""
+    monkeypatch.delitem(lab.env, "PLIMSOLL_WORKER_MODULE")
+    words = [
         "container=apptainer", f"container.image={image}", f"container.python={sys.executable}",
-        f"container.binds=[{','.join(binds)}]", f'container.args=[--env,"PYTHONPATH={lab.folder}/eight/code:{ROOT}"]',
+        f"container.binds=[{','.join(python_binds())}]", "trainer.logger=[console,wandb]", "data.val_max_samples=2",
+        "data.num_workers=0", "trainer.plot_interval=1000", "trainer.total_training_steps=2", BUCKETS, BUDGETS,
+        "parallel=dp1,dp2",
     ]  # fmt: skip
-    lab.sweep("eight", *container, BUCKETS, BUDGETS, "parallel=dp1,dp2", "hydra.launcher.wait=true")
+    lab.sweep("eight", *words, "hydra.launcher.wait=true")
     rows = lab.status("eight")
     assert len(rows) == 8 and {row["state"] for row in rows} == {"COMPLETED"}
     assert {row["shape"] for row in rows} == {"1n1g", "1n2g"}
@@ -85,11 +88,14 @@ def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path) -> None
         assert [line["cause"] for line in attempts(run)] == ["done"]
         ranks = 2 if row["shape"] == "1n2g" else 1
         assert len(list(run.glob("logs/attempt_1/rank_*.log"))) == ranks
+        assert list(run.glob("checkpoints/step_2/manifest.json"))
+    identities = [read_json(Path(row["run"]) / "wandb.json") for row in rows]
+    assert {identity["group"] for identity in identities} == {"eight"}
+    assert len({identity["id"] for identity in identities}) == 8
     table = lab.command("jobs", "status", "eight").stdout
     assert table.count("COMPLETED") == 8 and "bucket_boundaries=[32,64]" in table
-    assert f"{len(rows)} run(s)" not in table
     # The same sweep again has nothing left to do.
-    again = lab.sweep("again", *container, BUCKETS, BUDGETS, "parallel=dp1,dp2")
+    again = lab.sweep("again", *words)
     assert "0 job(s)" in again.stdout and again.stdout.count("launched before") == 8
 
 
