@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ FULL, LAST = 1, 4
 
 
 def records(folder: Path) -> list[Any]:
+    """All records of a finished run. The client's service writes the last of them just after ``finish`` returns."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = records_now(folder)
+        if any(kind_of(record) == "exit" for record in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.02)
+
+
+def records_now(folder: Path) -> list[Any]:
     (path,) = folder.glob("run-*.wandb")
     data = path.read_bytes()
     assert data[:4] == b":W&B"

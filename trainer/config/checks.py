@@ -86,8 +86,6 @@ def _not_built(config: Config) -> Iterator[str]:
         yield "data.use_packed_dataset=false: batches are always ragged, without padding; set it to true"
     if not trainer.checkpoint.atomic_save:
         yield "trainer.checkpoint.atomic_save=false: checkpoints are always published in one step; set it to true"
-    if trainer.default_hdfs_dir is not None:
-        yield "trainer.default_hdfs_dir: a second home of checkpoints is not built yet; set it to null"
     if "hf_model" in ref.actor.checkpoint.save_contents:
         yield (
             f"{_ACTOR}.checkpoint.save_contents: hf_model is not part of a checkpoint; leave it out and set "

@@ -128,6 +128,7 @@ def _forget_failed_start() -> None:
         import wandb
 
         wandb.teardown()
+    os.environ.pop("WANDB_SERVICE", None)  # or the next start looks for the service that is gone
 
 
 class WandbRun:
@@ -157,7 +158,8 @@ class WandbRun:
         if self.mode == "online" and not self._init(arguments, "online"):
             self.mode = "offline"
             _forget_failed_start()
-        if self.mode == "offline":
+        if self.mode == "offline" and not self._init(arguments, "offline"):
+            _forget_failed_start()
             self._init(arguments, "offline")
 
     def _init(self, arguments: dict[str, Any], mode: str) -> bool:
