@@ -76,7 +76,6 @@ BAD = [
     ({"reward_model.enable": True}, "reward_model.enable=true"),
     ({"data.use_packed_dataset": False}, "data.use_packed_dataset=false"),
     ({"trainer.checkpoint.atomic_save": False}, "trainer.checkpoint.atomic_save=false"),
-    ({"trainer.default_hdfs_dir": "hdfs://x/"}, "trainer.default_hdfs_dir"),
     ({f"{A}.checkpoint.save_contents": ["model"]}, "save_contents lacks optimizer, extra"),
     ({f"{A}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]}, "set trainer.export_hf=true"),
     # budgets

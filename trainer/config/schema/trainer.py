@@ -60,7 +60,7 @@ class Trainer(Section):
     default_local_dir: Text
     """Run folder: config, metrics, checkpoints, logs. The same folder continues the run."""
     default_hdfs_dir: Text | None
-    """Second home of checkpoints. Only null is supported."""
+    """Second home of checkpoints: any fsspec URL (s3://, hdfs://, file://), with or without a slash at its end."""
     logger: Literal["console", "wandb"] | list[Literal["console", "wandb"]]
     """Where metrics go besides ``metrics.jsonl``."""
     log_val_generations: Whole
