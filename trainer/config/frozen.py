@@ -47,6 +47,7 @@ MAY_CHANGE = (
     "actor_rollout_ref.actor.zero_stage",
     "actor_rollout_ref.actor.param_offload",
     "actor_rollout_ref.actor.optimizer_offload",
+    "trainer.default_hdfs_dir",
     "trainer.default_local_dir",
     "trainer.device",
     "trainer.n_gpus_per_node",
