@@ -31,6 +31,36 @@ def open_bins(tokens: Ints, cap: int) -> Ints:
     return out
 
 
+def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -> tuple[Ints, Ints]:
+    """Like :func:`open_bins` for every rank and bucket by itself; bins are numbered rank by rank.
+
+    Returns the bin of each unit and the bins of each rank, at least one (a rank without units runs a filler).
+    """
+    caps = budgets.tolist()
+    out = np.empty(tokens.size, np.int64)
+    counts = [0] * len(caps)
+    order = np.lexsort((-tokens, buckets, rank))
+    room: list[tuple[int, int]] = []
+    at_rank, at_bucket, total = 0, -1, 0
+    numbers = []
+    parts = zip(rank[order].tolist(), buckets[order].tolist(), tokens[order].tolist(), strict=True)
+    for r, bucket, size in parts:
+        if r != at_rank or bucket != at_bucket:
+            if r != at_rank:
+                total += sum(max(1, c) for c in counts[at_rank:r])
+            room, at_rank, at_bucket = [], r, bucket
+        at = bisect_left(room, (size, -1))
+        if at < len(room):
+            left, b = room.pop(at)
+        else:
+            left, b = caps[r], counts[r]
+            counts[r] += 1
+        numbers.append(total + b)
+        insort(room, (left - size, b))
+    out[order] = numbers
+    return out, np.maximum(1, np.array(counts, np.int64))
+
+
 def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
     """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
     room = sorted((int(c), b) for b, c in enumerate(caps.tolist()))

@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 
 from trainer.batching import packing
+from trainer.batching.bounds import path_bound
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.layout import Layout
 from trainer.batching.level import level
@@ -72,12 +73,21 @@ def improve(
     """Better bins: levelled in bulk, then one exchange at a time. What 5 ms hold for 256 units, 100 ms for 8,192.
 
     Between these, whole bins change places so that those of like weight share a row, which never lengthens the path.
+    Nothing is tried once the path is within ``goal`` of what no plan can beat. Many rows get more tries: their caps are
+    small beside the cargo, so that every row has a rest of its own to level.
     """
-    for passes in (PASSES // 2, PASSES - PASSES // 2):
-        bins = level(bins, cost, tokens, buckets, budgets, rows, passes=passes, goal=goal, fills=fills, moves=moves)
+    bound = path_bound(cost, tokens, budgets, total=float(cost.sum()), sync="micro" if rows > 1 else "step")
+    enough = (1.0 + goal) * bound
+    half = (PASSES + rows // 8) // 2
+    for _ in range(2):
+        if _path(bins, cost, rows, int(budgets.size)) <= enough:
+            return bins
+        bins = level(bins, cost, tokens, buckets, budgets, rows, passes=half, goal=goal, fills=fills, moves=moves)
         bins = _alike(bins, cost, budgets, rows)
+    if _path(bins, cost, rows, int(budgets.size)) <= enough:
+        return bins
     refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, fills=fills, moves=moves)
-    refiner.run(TRIES + cost.size // 64, goal)
+    refiner.run(TRIES + 2 * (rows - 1), goal)
     return _alike(refiner.bins[: cost.size], cost, budgets, rows)
 
 
@@ -90,23 +100,13 @@ def _alike(bins: Ints, cost: Floats, budgets: Ints, rows: int) -> Ints:
 
 def by_step(units: Units, budgets: Ints, refine: bool) -> Layout:
     """Ranks first (equal cost), then as few micro-batches as fit inside each rank."""
-    ranks = int(budgets.size)
     rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
     if rank is None:
         raise AssertionError("a unit is larger than every budget")
     if refine:
         alike = np.zeros(len(units), np.int64)
         rank = improve(rank, units.cost, units.tokens, alike, budgets, 1, GOAL / 10, fills=False)
-    bins = np.empty(len(units), np.int64)
-    counts = np.zeros(ranks, np.int64)  # a rank without sequences runs one filler
-    for r in range(ranks):
-        mine = np.flatnonzero(rank == r)
-        for bucket in np.unique(units.buckets[mine]):
-            some = mine[units.buckets[mine] == bucket]
-            inside = packing.open_bins(units.tokens[some], int(budgets[r]))
-            bins[some] = counts.sum() + inside
-            counts[r] += int(inside.max()) + 1
-        counts[r] = max(counts[r], 1)
+    bins, counts = packing.open_bins_of_ranks(units.tokens, rank, units.buckets, budgets)
     return Layout(bins, counts)
 
 
