@@ -1,0 +1,42 @@
+"""Settings that change the shape of a step, each through a short run of its own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tests.e2e.runs import GRPO, finish, rows
+
+TWO = "trainer.total_training_steps=2"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path) -> None:
+    """Two mini-batches and two epochs a rollout: old log-probs are recomputed, the ratio moves away from 1."""
+    finish(
+        tmp_path,
+        *GRPO,
+        TWO,
+        f"{ACTOR}.ppo_mini_batch_size=2",
+        f"{ACTOR}.ppo_epochs=2",
+        f"{ACTOR}.use_kl_loss=true",
+        f"{ACTOR}.entropy_coeff=0.01",
+        f"{ACTOR}.dynamic_bsz_bucketing=true",
+        f"{ACTOR}.bucket_boundaries=[16,64]",
+        f"{ACTOR}.zero_stage=3",
+        f"{ACTOR}.optim.lr=1e-3",
+    )
+    found = rows(tmp_path)
+    assert [row["training/global_step"] for row in found] == [1, 2]
+    for row in found:
+        assert row["actor/optimizer_steps"] == 4
+        assert math.isfinite(row["actor/grad_norm"]) and row["actor/entropy"] > 0
+        assert row["actor/kl_loss"] >= 0
+        assert any("old_log_prob" in key for key in row)
+
+
+def test_the_static_padded_baseline(tmp_path: Path) -> None:
+    finish(tmp_path, *GRPO, TWO, f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2")
+    found = rows(tmp_path)
+    assert [row["training/global_step"] for row in found] == [1, 2]
+    assert all(row["batch/num_micro_batches"] == 4 for row in found)
