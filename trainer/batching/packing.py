@@ -169,9 +169,15 @@ def deal(weight: Floats, budgets: Ints) -> Ints:
     ``weight`` [rows * ranks]. Every other row is dealt backwards, so that no rank gets the heavier bin each time.
     """
     ranks = int(budgets.size)
-    rank = np.arange(weight.size) % ranks
     new = np.empty(weight.size, np.int64)
-    for cap in np.unique(budgets):
+    caps = set(budgets.tolist())
+    if len(caps) == 1:  # the usual case, without the search for the seats
+        seats = np.arange(weight.size).reshape(-1, ranks)
+        seats[1::2] = seats[1::2, ::-1]
+        new[np.argsort(-weight, kind="stable")] = seats.reshape(-1)
+        return new
+    rank = np.arange(weight.size) % ranks
+    for cap in sorted(caps):
         same = np.flatnonzero(budgets == cap)
         numbers = np.flatnonzero(budgets[rank] == cap)
         order = numbers[np.argsort(-weight[numbers], kind="stable")]

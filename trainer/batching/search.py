@@ -18,10 +18,12 @@ ROW_WORTH = 2e-3
 """One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
 TIGHT = 0.93
 """Only micro-batches as full as this on average can be so cramped by their caps that one more of them helps."""
-GOAL = 1e-4
+GOAL = 5e-5
 """Refinement stops this close to the perfect split."""
 PASSES, TRIES = 6, 24
 """Passes of bulk levelling, and single exchanges after them."""
+MANY_ROWS = 32
+"""From here on rows are dealt and refined three times: new neighbours give new exchanges."""
 FINALISTS = 3
 """Ways of cutting groups that are refined; the others are judged by their greedy layout."""
 
@@ -86,9 +88,11 @@ def improve(
         bins = _alike(bins, cost, budgets, rows)
     if _path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
-    refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, fills=fills, moves=moves)
-    refiner.run(TRIES + 2 * (rows - 1), goal)
-    return _alike(refiner.bins[: cost.size], cost, budgets, rows)
+    for _ in range(3 if rows > MANY_ROWS else 1):
+        refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, fills=fills, moves=moves)
+        refiner.run(TRIES + 2 * (rows - 1), goal)
+        bins = _alike(refiner.bins[: cost.size], cost, budgets, rows)
+    return bins
 
 
 def _alike(bins: Ints, cost: Floats, budgets: Ints, rows: int) -> Ints:
