@@ -117,17 +117,45 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
 
 
 def model_shape(config: Any) -> ModelShape:
-    """The numbers that the planner's cost model wants, from a transformers config."""
+    """The numbers that the planner's cost model wants, from a transformers config.
+
+    Mixture-of-experts fields are read under the names of Mixtral, Qwen2-MoE, Qwen3-MoE and DeepSeek.
+    """
+    experts = _first_number(config, "num_experts", "num_local_experts", "n_routed_experts")
+    per_token = _first_number(config, "num_experts_per_tok") if experts else 0
+    width = _first_number(config, "moe_intermediate_size") or config.intermediate_size
+    shared = _first_number(config, "n_shared_experts")
+    if not shared:  # Qwen2-MoE gives the width of one shared expert instead of a number
+        shared = _first_number(config, "shared_expert_intermediate_size") // width
+    layers = config.num_hidden_layers
     return ModelShape(
         hidden=config.hidden_size,
-        layers=config.num_hidden_layers,
+        layers=layers,
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         ffn=config.intermediate_size,
         vocab=config.vocab_size,
         head_dim=getattr(config, "head_dim", None) or 0,
+        experts=experts,
+        experts_per_token=per_token,
+        moe_ffn=width if experts else 0,
+        shared_experts=shared if experts else 0,
+        dense_layers=_dense_layers(config, layers) if experts else 0,
         tied=bool(config.tie_word_embeddings),
     )
+
+
+def _first_number(config: Any, *names: str) -> int:
+    """The first of the fields that the config has and that isn't 0; else 0."""
+    return next((int(v) for v in (getattr(config, name, None) for name in names) if v), 0)
+
+
+def _dense_layers(config: Any, layers: int) -> int:
+    """Layers that keep the dense feed-forward: the first ones (DeepSeek), or those listed or skipped (Qwen-MoE)."""
+    first = _first_number(config, "first_k_dense_replace")
+    listed = set(getattr(config, "mlp_only_layers", None) or ())
+    step = _first_number(config, "decoder_sparse_step") or 1
+    return sum(i < first or i in listed or (i + 1) % step != 0 for i in range(layers))
 
 
 def _checked(folder: Path) -> Path:
