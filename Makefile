@@ -17,8 +17,8 @@ setup: .venv/.ready ## virtual environment with the locked set
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'needs Python 3.11 or newer; type make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo 'needs g++ (DeepSpeed compiles its CPU collectives): apt-get install g++' >&2; exit 1; }
 	test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
-	.venv/bin/python -m pip install --quiet --no-deps -r requirements/cpu.txt
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	.venv/bin/python -m pip install -qq --no-deps -r requirements/cpu.txt
+	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	touch $@
 
 train: setup ## SFT warm-up, then GRPO on the built-in task: about 3 minutes on 2 cores
