@@ -106,7 +106,11 @@ BAD = [
     ({f"{R}.response_length": 9}, "set data.max_response_length only"),
     # engine
     ({f"{A}.param_offload": True}, f"needs {A}.zero_stage=3"),
-    ({f"{A}.optimizer_offload": True, f"{A}.zero_stage": 0}, f"needs {A}.zero_stage=1"),
+    (
+        {f"{A}.optimizer_offload": True, f"{A}.zero_stage": 0, f"{A}.mixed_precision": "fp32"},
+        f"needs {A}.zero_stage=1",
+    ),
+    ({f"{A}.zero_stage": 0, f"{A}.mixed_precision": "bf16"}, f"set {A}.zero_stage=1"),
     ({f"{A}.grad_offload": True}, f"goes with {A}.optimizer_offload=true"),
     ({f"{A}.optim.lr_warmup_steps": 3, f"{A}.optim.lr_warmup_steps_ratio": 0.1}, "are both set"),
     # machines and resuming

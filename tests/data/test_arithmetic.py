@@ -17,7 +17,7 @@ def test_training_and_validation_never_share_a_question() -> None:
     val = ArithmeticDataset(encoder(), split="val", seed=1)
     assert len(val) == ArithmeticSettings().val_size
     assert not set(questions(train)) & set(questions(val))
-    assert len(set(questions(train))) > 1500
+    assert len(set(questions(train))) > 300
 
 
 def test_samples_follow_from_seed_and_index_and_validation_from_neither() -> None:
@@ -30,7 +30,7 @@ def test_samples_follow_from_seed_and_index_and_validation_from_neither() -> Non
     assert problem(ArithmeticSettings(), "train", 1, 0) == PINNED
 
 
-PINNED = ("What is 26 + 66?", "26 + 66 = 92\n#### 92", "92")
+PINNED = ("What is 6 + 16?", "#### 22", "22")
 
 
 def test_the_worked_answer_earns_the_reward() -> None:

@@ -24,7 +24,7 @@ class ArithmeticSettings:
 
     low: int = 0
     """Least operand."""
-    high: int = 99
+    high: int = 19
     """Greatest operand."""
     operations: tuple[Literal["+", "-", "*"], ...] = ("+",)
     train_size: int = 10_000
@@ -47,7 +47,7 @@ def problem(
         op = rng.choice(settings.operations)
         if _is_val(f"{a} {op} {b}") == (split == "val"):
             result = a + b if op == "+" else a - b if op == "-" else a * b
-            return f"What is {a} {op} {b}?", f"{a} {op} {b} = {result}\n#### {result}", str(result)
+            return f"What is {a} {op} {b}?", f"#### {result}", str(result)
     raise ValueError(f"too few questions between {settings.low} and {settings.high} for a {split} set of their own")
 
 
