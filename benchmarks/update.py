@@ -60,7 +60,7 @@ class Case:
 
 
 def cases(quick: bool, trace: str | None) -> list[Case]:
-    all_of_them = [Case(GSM8K, 4, 8, 4, 2)] if quick else [Case(GSM8K, 16, 8, 6, 3), Case(SEARCH, 8, 1, 4, 2)]
+    all_of_them = [Case(GSM8K, 4, 8, 4, 2)] if quick else [Case(GSM8K, 16, 8, 6, 2), Case(SEARCH, 8, 1, 4, 1)]
     return [c for c in all_of_them if trace in (None, c.trace)]
 
 
