@@ -1,0 +1,59 @@
+"""Wrong input costs its user one message and no work: exit code 2, one line, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    "
+FILES = {
+    "ok.jsonl": '{"question": "1+1?", "answer": "#### 2"}\n',
+    "empty.jsonl": '{"question": "1+1?", "answer": "#### 2"}\n{"question": "", "answer": "#### 2"}\n',
+    "raises.py": REWARD + "raise ValueError('b')\n",
+    "nan.py": REWARD + "return float('nan')\n",
+    "model/config.json": '{"model_type": "llama"}',
+    "a_file": "",
+}
+OWN = ["data.task=null", "data.prompt_key=question", "data.train_batch_size=1", "data.shuffle=false"]
+OWN += ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "data.num_workers=0"]
+CASES = {
+    "missing file": (["data.task=null", "data.train_files=@/no.jsonl"], "there is no file"),
+    "wrong field": (["data.task=null", "data.train_files=@/ok.jsonl", "data.prompt_key=q"], "Found: question, answer"),
+    "empty prompt": ([*OWN, "data.train_files=@/empty.jsonl", "trainer.total_training_steps=2"], "row 2"),
+    "over the budget": (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32"], "=72 or more"),
+    "do not divide": (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "nearest valid"),
+    "unknown key": (["actor_rollout_ref.actor.ppo_max_tokn_len_per_gpu=512"], "did you mean"),
+    "both batch sizes": (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"], "exclude each other"),
+    "no weights": (["actor_rollout_ref.model.path=@/model"], "has no weights"),
+    "reward raises": (["custom_reward_function.path=@/raises.py"], "raised ValueError: b (raises.py:2)"),
+    "reward is NaN": (["custom_reward_function.path=@/nan.py"], "not a finite number"),
+    "no folder there": (["trainer.default_local_dir=@/a_file/run"], "a_file"),
+}
+
+
+def trainer(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    given = [f"trainer.default_local_dir={folder / 'run'}"]
+    given = [] if any(o.startswith("trainer.default_local_dir") for o in overrides) else given
+    quick = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[console]"]
+    steps = [] if any("total_training_steps" in o for o in overrides) else ["trainer.total_training_steps=1"]
+    command = [sys.executable, "-m", "trainer", "experiment=demo_grpo", *quick, *steps, *given, *overrides]
+    environ = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_message(tmp_path: Path, name: str) -> None:
+    for file, text in FILES.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    overrides, wanted = CASES[name]
+    done = trainer(tmp_path, *[o.replace("@", str(tmp_path)) for o in overrides])
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    errors = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error:")]
+    assert len(errors) == 1 and wanted in errors[0]
