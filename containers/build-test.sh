@@ -14,11 +14,12 @@ for tool in $tools; do
   cp -L "$path" "$ROOT/usr/bin/$tool"
   ldd "$path" 2>/dev/null | grep -o '/[^ ]*' || true
 done | sort -u | while read -r lib; do mkdir -p "$ROOT$(dirname "$lib")"; cp -L "$lib" "$ROOT$lib"; done
-# Libraries that Python's own modules load later.
+# Libraries that Python's own modules load later. The list is read whole first: a reader that leaves early ends its writer.
+known=$(ldconfig -p)
 for lib in libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libz.so.1 libbz2.so.1.0 liblzma.so.5 libffi.so.8 libssl.so.3 libcrypto.so.3 \
            libsqlite3.so.0 libreadline.so.8 libtinfo.so.6 libncursesw.so.6 libuuid.so.1 libm.so.6 librt.so.1 libdl.so.2 \
            libpthread.so.0 libutil.so.1 libresolv.so.2 libnss_files.so.2 libnss_dns.so.2 libcrypt.so.1 libexpat.so.1; do
-  path=$(ldconfig -p | awk -v n="$lib" '$1 == n {print $NF; exit}'); [ -n "$path" ] || continue
+  path=$(awk -v n="$lib" '$1 == n {print $NF; exit}' <<< "$known"); [ -n "$path" ] || continue
   mkdir -p "$ROOT/usr/lib/x86_64-linux-gnu"; cp -L "$path" "$ROOT/usr/lib/x86_64-linux-gnu/"
 done
 printf 'root:x:0:0:root:/root:/bin/bash\n' > "$ROOT/etc/passwd"; printf 'root:x:0:\n' > "$ROOT/etc/group"

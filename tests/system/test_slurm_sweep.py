@@ -128,7 +128,8 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)
-    assert {row["state"] for row in lab.status("long")} == {"CANCELLED"}
+    rows = lab.status("long")
+    assert {row["state"] for row in rows} == {"CANCELLED"}, rows
 
 
 def test_wrong_input_never_reaches_sbatch(lab: Lab) -> None:
