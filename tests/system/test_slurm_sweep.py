@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,9 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)
-    rows = lab.status("long")
+    until = time.monotonic() + 60  # accounting learns of a cancelled job a little later than the queue forgets it
+    while {row["state"] for row in (rows := lab.status("long"))} != {"CANCELLED"} and time.monotonic() < until:
+        time.sleep(0.5)
     assert {row["state"] for row in rows} == {"CANCELLED"}, rows
 
 
