@@ -20,14 +20,13 @@ from trainer.checkpoint.policy import due, must_save_by, predicted_save_s
 from trainer.config.frozen import MAY_CHANGE
 from trainer.config.schema import Config
 from trainer.launch import new_attempt
+from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
 from trainer.worker import leave_note
 
 CAUSES = ("", "TIME", "INT", "TERM", "USR2")
 """Why a run stops early, the one that Slurm gives as a warning last: of two causes the later one is told."""
 CLOSE_TIMEOUT_S = 600.0
-STATE_BYTES = 14
-"""Of a parameter with its AdamW state in a checkpoint."""
 ASSUMED_BYTES_PER_S = 0.5e9
 """Of a node's disk, until a save has been measured."""
 ASSUMED_SAVE_S = 60.0
@@ -130,8 +129,12 @@ class Keeper:
     def _check_grace(self) -> None:
         """Say at start when the last save of a preempted job would hardly fit into its grace time."""
         trainer, world = self._ctx.config.trainer, self._ctx.world
-        share = STATE_BYTES * self._ctx.loaded.shape.params / world.size * self._ctx.info.local_world_size
-        needed = predicted_save_s(int(share), bytes_per_s=ASSUMED_BYTES_PER_S) * trainer.checkpoint.save_margin
+        settings = self._ctx.engine.settings
+        whole = checkpoint_bytes(
+            self._ctx.loaded.shape, precision="bf16" if settings.bf16 else "fp32", zero_stage=settings.zero_stage
+        )
+        share = whole // world.size * self._ctx.info.local_world_size
+        needed = predicted_save_s(share, bytes_per_s=ASSUMED_BYTES_PER_S) * trainer.checkpoint.save_margin
         if needed > trainer.grace_period_s:
             self.notes.append(
                 f"[WARNING] a checkpoint is taken to need {needed:.0f} s (margin {trainer.checkpoint.save_margin:g} "
