@@ -22,9 +22,9 @@ METRICS = {
 
 
 def test_a_plain_line_reads_like_the_users_logs() -> None:
-    assert plain_line(3, 10, METRICS) == (
-        "step:3/10 - actor/loss:0.1235 - critic/score/mean:0.5 - perf/tokens_per_second:1.235e+04 - "
-        "perf/cpu_memory_used_gb:3.25 - timing/gen:1"
+    assert plain_line(3, 10, METRICS | {"batch/plan_ms": 2.0, "cost/overhead_ms": 1.0, "mine": 4}, 185.0) == (
+        "step:3/10 - critic/score/mean:0.5 - actor/loss:0.1235 - perf/tokens_per_second:1.235e+04 - "
+        "perf/cpu_memory_used_gb:3.25 - timing/gen:1 - mine:4 - eta:3m05s"
     )
 
 

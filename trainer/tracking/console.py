@@ -26,29 +26,6 @@ class Display(Protocol):
         """Restore the screen."""
 
 
-class PlainDisplay:
-    """``step:N/total - key:value - ...``, one line a step."""
-
-    def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
-        self._total = total_steps
-        self._stream = stream if stream is not None else sys.stdout
-
-    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the step's line."""
-        self.message(plain_line(step, self._total, metrics))
-
-    def message(self, text: str) -> None:
-        """Write a line. A closed pipe (``| head``) doesn't end a training run."""
-        try:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            pass
-
-    def close(self) -> None:
-        """Nothing to restore."""
-
-
 class Eta:
     """Time left, from the mean of the last steps (so that a slow first step doesn't spoil it)."""
 
@@ -62,6 +39,29 @@ class Eta:
         self._marks.append((step, self._clock()))
         (first, start), (last, end) = self._marks[0], self._marks[-1]
         return (end - start) / (last - first) * max(0, self._total - last) if last > first else None
+
+
+class PlainDisplay:
+    """``step:N/total - key:value - ... - eta:3m05s``, one line a step."""
+
+    def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
+        self._total, self._eta = total_steps, Eta(total_steps)
+        self._stream = stream if stream is not None else sys.stdout
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the step's line."""
+        self.message(plain_line(step, self._total, metrics, self._eta.update(step)))
+
+    def message(self, text: str) -> None:
+        """Write a line. A closed pipe (``| head``) doesn't end a training run."""
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    def close(self) -> None:
+        """Nothing to restore."""
 
 
 class RichDisplay:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 HEADLINE = ("critic/score/mean", "val/reward", "train/nll", "actor/loss")
 """The first of these that a step has is its headline: a reward before a loss."""
 MEMORY = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
-_QUIET = ("/mean", "/std", "/min", "/max")
+_RECORD_ONLY = re.compile(
+    r"(training|cost|speed|global_seqlen|prompt_length|critic/advantages|batch/micro_batch_tokens)/.*|.*/(min|max|std)|"
+    r"batch/(?!fill_ratio$|num_micro_batches$).*|timing/(?!(step|gen|update_actor)$).*|ckpt/(?!stall_s$|failures$).*|"
+    r"perf/(time_per_step|total_num_tokens|throughput|max_memory_reserved_gb)|train/sequences|"
+    r"(actor|train)/(optimizer_steps|grad_clip|kl_coef|pg_clipfrac_lower|reward_kl_penalty_coeff)"
+)
+"""What a person doesn't read at every step: in the record and in W&B, not on the line."""
 
 
-def plain_line(step: int, total: int, metrics: Mapping[str, Any]) -> str:
-    """``step:3/10 - actor/loss:0.1234 - ...``. Window statistics of timers stay in the record."""
-    shown = {k: v for k, v in metrics.items() if not (k.startswith("timing/") and k.endswith(_QUIET))}
-    return " - ".join([f"step:{step}/{total}", *(f"{k}:{number(v)}" for k, v in shown.items() if v is not None)])
+def plain_line(step: int, total: int, metrics: Mapping[str, Any], eta_s: float | None = None) -> str:
+    """``step:3/10 - critic/score/mean:0.5 - actor/loss:0.1234 - ... - eta:3m05s``, the headline first."""
+    shown = [k for k, v in metrics.items() if v is not None and not _RECORD_ONLY.fullmatch(k)]
+    shown.sort(key=lambda k: HEADLINE.index(k) if k in HEADLINE else len(HEADLINE))
+    parts = [f"step:{step}/{total}", *(f"{k}:{number(metrics[k])}" for k in shown)]
+    return " - ".join(parts if eta_s is None else [*parts, f"eta:{duration(eta_s)}"])
 
 
 def number(value: Any) -> str:
