@@ -29,7 +29,7 @@ class FaultyDisk(Disk):
     """``PLIMSOLL_FAULT`` names a file: while it exists, writes fail with the errno its text names, or by
     ``die``: the process ends; ``hang``: they never return; ``slow``: they take 0.2 s."""
 
-    def write(self, path: Path, data: memoryview) -> str:
+    def write(self, path: Path, data: memoryview) -> list[str]:
         try:
             fault = Path(os.environ["PLIMSOLL_FAULT"]).read_text()
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class TraceDisk(Disk):
             super().makedirs(folder)
             self.trace.append(Op("mkdir", folder))
 
-    def write(self, path: Path, data: memoryview) -> str:
+    def write(self, path: Path, data: memoryview) -> list[str]:
         self.trace.append(Op("write", path, data=bytes(data)))
         return super().write(path, data)
 

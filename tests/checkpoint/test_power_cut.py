@@ -109,8 +109,8 @@ def _whole(tree: dict[str, bytes | None], name: str) -> bool:
     except Damaged:
         return False
     return all(
-        (data := tree.get(f"{name}/{path}")) is not None and len(data) == size and xxh3_128_hexdigest(data) == digest
-        for path, (size, digest) in made.files.items()
+        (data := tree.get(f"{name}/{path}")) is not None and len(data) == size and [xxh3_128_hexdigest(data)] == digests
+        for path, (size, digests) in made.files.items()
     )
 
 

@@ -47,16 +47,16 @@ def temp_dir(root: Path, step: int, fence: str) -> Path:
 
 
 def write_files(disk: Disk, folder: Path, files: Sequence[FileSpec], data: memoryview) -> dict[str, list[object]]:
-    """Step 1: write and fsync; name -> [bytes, xxh3]."""
+    """Step 1: write and fsync; name -> [bytes, [xxh3 of each chunk]]."""
     records: dict[str, list[object]] = {}
     for spec in files:
         path = folder / spec.path
         disk.makedirs(path.parent)
         disk.point("before write")
-        digest = disk.write(path, data[spec.start : spec.start + spec.length])
+        digests = disk.write(path, data[spec.start : spec.start + spec.length])
         disk.point("before fsync")
         disk.fsync(path)
-        records[spec.path] = [spec.length, digest]
+        records[spec.path] = [spec.length, digests]
     return records
 
 

@@ -11,6 +11,8 @@ from xxhash import xxh3_128
 
 CHUNK = 8 << 20
 """Bytes per write call: large enough for the disk, small enough to hash from the cache."""
+CHECKED = 64 << 20
+"""Bytes under one checksum, from the beginning of a file on: damage is told by the chunk, and ranks share a file."""
 FLUSH_EVERY = 64 << 20
 """Bytes after which the kernel is told to start writing back, so that the final fsync doesn't wait for all of them."""
 
@@ -25,20 +27,22 @@ class Disk:
         """``path`` and its parents; no error when it is there."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, path: Path, data: memoryview) -> str:
-        """A new file with ``data``, not yet durable. Returns its xxh3-128 in hex, taken from memory."""
-        digest = xxh3_128()
+    def write(self, path: Path, data: memoryview) -> list[str]:
+        """A new file with ``data``, not yet durable. Returns the xxh3-128 in hex of each ``CHECKED`` bytes, taken from
+        memory.
+        """
+        digests = [xxh3_128() for _ in range(0, len(data), CHECKED)]
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
             flushed = 0
             for start in range(0, len(data), CHUNK):
                 piece = data[start : start + CHUNK]
-                digest.update(piece)
+                digests[start // CHECKED].update(piece)
                 while len(piece):
                     piece = piece[file.write(piece) :]
                 if start + CHUNK - flushed >= FLUSH_EVERY:
                     _start_writeback(file.fileno(), flushed, start + CHUNK - flushed)
                     flushed = start + CHUNK
-        return digest.hexdigest()
+        return [digest.hexdigest() for digest in digests]
 
     def fsync(self, path: Path) -> None:
         """Make the contents of a file durable."""
@@ -80,10 +84,13 @@ def load_disk(spec: str) -> Disk:
     return disk
 
 
-def digest_of(path: Path) -> str:
-    """xxh3-128 of a file in hex."""
+def digest_of(path: Path, start: int = 0, length: int | None = None) -> str:
+    """xxh3-128 in hex of ``length`` bytes of a file from ``start`` on; of fewer where it ends, of all when None."""
     digest = xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(CHUNK):
+        file.seek(start)
+        left = path.stat().st_size - start if length is None else length
+        while left > 0 and (piece := file.read(min(CHUNK, left))):
             digest.update(piece)
+            left -= len(piece)
     return digest.hexdigest()

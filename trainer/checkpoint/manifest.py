@@ -10,17 +10,17 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from trainer.checkpoint.disk import digest_of
+from trainer.checkpoint.disk import CHECKED, digest_of
 from trainer.errors import UserError
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 """Raised when a reader of the older number would misread a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """``files``: relative path -> [bytes, xxh3-128 in hex]."""
+    """``files``: relative path -> [bytes, [xxh3-128 in hex of each ``chunk_bytes``, or of what is left]]."""
 
     step: int
     attempt: int
@@ -35,6 +35,7 @@ class Manifest:
     about: dict[str, Any] = field(default_factory=dict)
     """Anything for people: versions, W&B id. Nothing is read back from here."""
     format: int = FORMAT
+    chunk_bytes: int = CHECKED
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +70,8 @@ def parse(data: bytes, folder: str) -> Manifest:
         raise Damaged(f"{NAME} can't be read ({error})") from error
     if stored != _digest(body):
         raise Damaged(f"{NAME} doesn't match its own digest")
+    if body.get("format") == 1:
+        body = _from_format_1(body)
     if body.get("format") != FORMAT:
         raise UserError(
             f"{folder} has checkpoint format {body.get('format')}, this version reads {FORMAT}; "
@@ -81,20 +84,30 @@ def parse(data: bytes, folder: str) -> Manifest:
 def problems(folder: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
     """What is wrong with the files: missing, of another size, of other contents. Empty: nothing.
 
-    ``share`` = (i, n): read the contents of every n-th file from the i-th on; sizes are always compared.
+    ``share`` = (i, n): read the contents of every n-th chunk from the i-th on; sizes are always compared.
     """
-    found = []
-    for number, (name, (size, digest)) in enumerate(sorted(manifest.files.items())):
+    found, number, step = [], 0, manifest.chunk_bytes
+    for name, (size, digests) in sorted(manifest.files.items()):
         path = folder / name
         try:
             have = path.stat().st_size
             if have != size:
                 found.append(f"{name} has {have} bytes instead of {size}")
-            elif number % share[1] == share[0] and digest_of(path) != digest:
-                found.append(f"{name} doesn't match its checksum")
+                continue
+            for start, digest in zip(range(0, size, step), digests, strict=True):
+                number += 1
+                if number % share[1] == share[0] and digest_of(path, start, step) != digest:
+                    found.append(f"{name} doesn't match its checksum in bytes {start} to {min(start + step, size)}")
         except OSError as error:
             found.append(f"{name}: {error.strerror}")
     return found
+
+
+def _from_format_1(body: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had one checksum for a whole file: a single chunk."""
+    files = {name: [size, [digest] if size else []] for name, (size, digest) in body["files"].items()}
+    largest = max((size for size, _ in files.values()), default=0)
+    return {**body, "format": FORMAT, "files": files, "chunk_bytes": max(1, largest)}
 
 
 def _digest(body: Mapping[str, Any]) -> str:
