@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -17,6 +18,23 @@ EXIT_REQUEUE = 85
 
 class UserError(Exception):
     """Wrong input. The message says what is wrong, where, and what to type instead; it is shown without a traceback."""
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that a user has to mend: full, over the quota, read-only."""
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """``error`` as one that the user can mend, where it is one: a UserError itself, or a disk that takes no more."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        place = f" for {error.filename}" if error.filename else ""
+        return UserError(
+            f"the disk takes no more data{place} ({error.strerror}): free space, or set trainer.default_local_dir to a "
+            "folder on another disk. What was saved is intact: the same command goes on from the last checkpoint."
+        )
+    return None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from trainer.tracking.jsonl import TIMING_PREFIXES
+
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 240.0
 SMALL = [
@@ -36,9 +38,6 @@ GRPO = [
     "data.max_response_length=8",
     *SMALL,
 ]
-CLOCKS = ("timing/", "perf/", "cost/", "speed/", "ckpt/")
-"""Metrics by the clock, as docs/metrics.md lists them: what two equal runs may differ in, with ``time`` and
-``batch/plan_ms``."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -107,9 +106,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
     """By step, what two equal runs have to agree on."""
     return {
-        row["training/global_step"]: {
-            k: v for k, v in row.items() if not k.startswith(CLOCKS) and k not in ("time", "batch/plan_ms")
-        }
+        row["training/global_step"]: {k: v for k, v in row.items() if not k.startswith(TIMING_PREFIXES)}
         for row in rows(run)
     }
 

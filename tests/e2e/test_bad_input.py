@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.e2e.runs import SFT, finish, metrics
+from trainer.models import load_model
 
 ROOT = Path(__file__).parents[2]
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    "
@@ -57,3 +62,48 @@ def test_one_message(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in done.stdout + done.stderr
     errors = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error:")]
     assert len(errors) == 1 and wanted in errors[0]
+
+
+def test_a_token_past_the_vocabulary(tmp_path: Path) -> None:
+    """The tokenizer was extended, the model was not."""
+    tiny = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
+    tiny.tokenizer.add_tokens(["<far>"])
+    tiny.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    tiny.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "far.jsonl").write_text('{"question": "1+1<far>?", "answer": "#### 2"}\n')
+    given = [f"actor_rollout_ref.model.path={tmp_path / 'model'}", f"data.train_files={tmp_path / 'far.jsonl'}"]
+    done = trainer(tmp_path, *OWN, *given, "data.max_prompt_length=64")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "far.jsonl row 1" in done.stderr and "past the model's vocabulary of 512" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True, timeout=30)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True, timeout=30)
+
+
+def test_a_full_disk_costs_no_work(small_disk: Path) -> None:
+    """The checkpoint finds no room: one message; with room, the same command ends the run."""
+    run, given = small_disk / "run", [*SFT, "trainer.total_training_steps=2", "trainer.export_hf=false"]
+    screen = finish(run, *given, code=2)
+    assert "Traceback" not in screen
+    assert "No space left on device" in screen.splitlines()[-1] and screen.count("Error:") == 1
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True, timeout=30)
+    assert "Done: 2 steps" in finish(run, *given)
+    assert sorted(metrics(run)) == [1, 2]
+
+
+def test_the_failing_rank_speaks_last(tmp_path: Path) -> None:
+    """Two ranks, one fails: both end, and its error is the last thing on the screen."""
+    (tmp_path / "one.py").write_text("import os\n" + REWARD + "return 1 / (os.environ['RANK'] == '0')\n")
+    done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", "trainer.n_gpus_per_node=2")
+    assert done.returncode == 2, done.stdout + done.stderr
+    last = (done.stdout + done.stderr).rstrip().splitlines()[-1]
+    assert "raised ZeroDivisionError" in last and "one.py:3" in last

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,49 +21,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.fixture(scope="module")
-def sft(folder: Path) -> Path:
-    finish(folder / "sft", *SFT, f"trainer.total_training_steps={STEPS}", EACH_STEP)
-    assert sorted(metrics(folder / "sft")) == list(range(1, STEPS + 1))
-    return folder / "sft"
+STAGES = {"sft": [*SFT, EACH_STEP], "grpo": GRPO}
+RUNS = [(stage, ranks) for stage in STAGES for ranks in (1, 2)]
+
+
+def arguments(stage: str, ranks: int) -> list[str]:
+    return [*STAGES[stage], f"trainer.total_training_steps={STEPS}", f"trainer.n_gpus_per_node={ranks}"]
 
 
 @pytest.fixture(scope="module")
-def grpo(folder: Path) -> Path:
-    screen = finish(folder / "grpo", *GRPO, f"trainer.total_training_steps={STEPS}", "trainer.n_gpus_per_node=2")
-    assert f"Done: {STEPS} steps" in screen
-    return folder / "grpo"
+def undisturbed(folder: Path) -> Callable[[str, int], Path]:
+    @cache
+    def run(stage: str, ranks: int) -> Path:
+        path = folder / f"{stage}-{ranks}"
+        screen = finish(path, *arguments(stage, ranks))
+        assert f"Done: {STEPS} steps" in screen and sorted(metrics(path)) == list(range(1, STEPS + 1))
+        return path
+
+    return run
 
 
-def test_old_equals_new_from_the_frozen_config(sft: Path, tmp_path: Path) -> None:
-    finish(tmp_path / "again", "--config-path", str(sft), "--config-name", "config")
-    assert_same(tmp_path / "again", sft)
+def test_old_equals_new_from_the_frozen_config(undisturbed: Callable[[str, int], Path], tmp_path: Path) -> None:
+    before = undisturbed("sft", 1)
+    finish(tmp_path / "again", "--config-path", str(before), "--config-name", "config")
+    assert_same(tmp_path / "again", before)
 
 
-def test_stopped_and_continued_sft(sft: Path, tmp_path: Path) -> None:
-    run, arguments = tmp_path / "run", [*SFT, f"trainer.total_training_steps={STEPS}", EACH_STEP]
-    code, screen = interrupt(run, signal.SIGTERM, *arguments, step=1)
+@pytest.mark.parametrize(("stage", "ranks"), RUNS)
+def test_stopped_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
+    run = tmp_path / "run"
+    code, screen = interrupt(run, signal.SIGTERM, *arguments(stage, ranks), step=2)
     assert code == 85, screen
     note = json.loads((run / "exit.json").read_text())
     assert note["cause"] == "TERM" and note["step"] == rows(run)[-1]["training/global_step"] < STEPS
-    assert "Going on from" in finish(run, *arguments)
-    assert_same(run, sft)
+    assert "Going on from" in finish(run, *arguments(stage, ranks))
+    assert_same(run, undisturbed(stage, ranks))
 
 
-def test_killed_and_continued_sft(sft: Path, tmp_path: Path) -> None:
-    run, arguments = tmp_path / "run", [*SFT, f"trainer.total_training_steps={STEPS}", EACH_STEP]
-    code, screen = interrupt(run, signal.SIGKILL, *arguments, step=2)
+@pytest.mark.parametrize(("stage", "ranks"), [("sft", 1), ("grpo", 2)])
+def test_killed_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
+    run, given = tmp_path / "run", [*arguments(stage, ranks), EACH_STEP]
+    code, screen = interrupt(run, signal.SIGKILL, *given, step=2)
     assert code == -signal.SIGKILL, screen
-    finish(run, *arguments)
-    assert_same(run, sft)
-
-
-def test_stopped_and_continued_grpo_on_two_ranks(grpo: Path, tmp_path: Path) -> None:
-    run, arguments = tmp_path / "run", [*GRPO, f"trainer.total_training_steps={STEPS}", "trainer.n_gpus_per_node=2"]
-    code, screen = interrupt(run, signal.SIGTERM, *arguments, step=2)
-    assert code == 85, screen
-    finish(run, *arguments)
-    assert_same(run, grpo)
+    finish(run, *given)
+    assert_same(run, undisturbed(stage, ranks))
 
 
 def test_two_ranks_then_one_then_two(folder: Path) -> None:

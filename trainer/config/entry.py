@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer.config import overrides
 from trainer.config.cli import complain
 from trainer.config.places import conf_dir
-from trainer.errors import UserError
+from trainer.errors import UserError, as_user_error
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -52,5 +52,9 @@ def compose_and(task: Callable[[DictConfig], int], argv: Sequence[str]) -> int:
 def _guarded(step: Callable[[], int]) -> int:
     try:
         return step()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         return complain(error)
+    except (UserError, OSError) as error:
+        if (users := as_user_error(error)) is None:
+            raise
+        return complain(users.with_traceback(error.__traceback__))

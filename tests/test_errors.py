@@ -1,0 +1,30 @@
+"""Which errors a user can mend."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from trainer.errors import UserError, as_user_error, nearest
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_no_more_is_the_users_to_mend(number: int) -> None:
+    error = as_user_error(OSError(number, os.strerror(number), "/run/metrics.jsonl"))
+    assert error is not None
+    assert "/run/metrics.jsonl" in str(error) and os.strerror(number) in str(error)
+    assert "trainer.default_local_dir" in str(error)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    own = UserError("x")
+    assert as_user_error(own) is own
+    assert as_user_error(OSError(errno.EIO, "broken disk")) is None
+    assert as_user_error(ValueError("x")) is None
+
+
+def test_the_nearest_word_is_offered() -> None:
+    assert nearest("grppo", ["grpo", "ppo"]) == "; did you mean 'grpo'?"
+    assert nearest("xyz", ["grpo"]) == ""
