@@ -144,18 +144,18 @@ def _pickle(value: Any, out: list[bytes], tensors: _Tensors) -> None:
 @lru_cache(maxsize=4096)
 def _around_key(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> tuple[bytes, bytes]:
     """A tensor's opcodes before and after its storage's key."""
-    parts: list[list[bytes]] = [[], []]
     numel = 1
     for size in shape:
         numel *= size
-    _pickle("storage", parts[0], _Tensors())
-    for value in ("cpu", numel):
-        _pickle(value, parts[1], _Tensors())
-    head = b"ctorch._utils\n_rebuild_tensor_v2\n((" + parts[0][0] + f"ctorch\n{_STORAGES[dtype]}\n".encode()
-    out = [*parts[1], b"tQ"]
-    for value in (0, shape, _strides(shape), requires_grad):
-        _pickle(value, out, _Tensors())
-    return head, b"".join(out) + _ORDERED + b"tR"
+    head, tail = _pickled("storage") + f"ctorch\n{_STORAGES[dtype]}\n".encode(), _pickled("cpu") + _pickled(numel)
+    rest = b"".join(_pickled(value) for value in (0, shape, _strides(shape), requires_grad))
+    return b"ctorch._utils\n_rebuild_tensor_v2\n((" + head, tail + b"tQ" + rest + _ORDERED + b"tR"
+
+
+def _pickled(value: Any) -> bytes:
+    out: list[bytes] = []
+    _pickle(value, out, _Tensors())
+    return b"".join(out)
 
 
 @lru_cache(maxsize=4096)
