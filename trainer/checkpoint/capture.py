@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def capture(ds: Any, tag: str) -> dict[str, Any]:
     return engine.states
 
 
+@cache
 def scripts() -> dict[str, bytes]:
     """DeepSpeed's tools that consolidate a checkpoint; it lays them beside every one."""
     folder = Path(deepspeed.__file__).parent / "utils"

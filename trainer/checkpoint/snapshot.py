@@ -22,6 +22,8 @@ EAGER = 64 << 10
 """Tensors up to so many bytes are copied at once; they may be counters that change before the next optimizer step."""
 CHUNK = 16 << 20
 _PAGE = 4096
+Span = tuple[int, int, str, int, str]
+"""A saved tensor: address, bytes, file, offset in it, device."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,52 @@ def tag_of(step: int) -> str:
     return f"global_step{step}"
 
 
+class Planner:
+    """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved."""
+
+    def __init__(self, ds: Any, rank: int) -> None:
+        self._ds, self._rank = ds, rank
+        self._spans: list[Span] = []
+        self._places = "[]"
+
+    def plan(self, step: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Plan:
+        """All files of this rank. Collective; the tensors' contents are not touched yet."""
+        archives = {path: lay_out(states) for path, states in capture.capture(self._ds, tag_of(step)).items()}
+        plan = Plan()
+        plan.add_bytes(f"state/rank_{self._rank}.safetensors", state.encode(rank_state))
+        plan.add_bytes(f"state/index_{self._rank}.json", self._index(archives))
+        if self._rank == 0:
+            plan.add_bytes("state/global.safetensors", state.encode(global_state))
+            plan.add_bytes("latest", tag_of(step).encode())
+            for name, script in capture.scripts().items():
+                plan.add_bytes(name, script)
+        for path, archive in archives.items():
+            plan.add_archive(path, archive)
+        return plan
+
+    def _index(self, archives: dict[str, Archive]) -> bytes:
+        """Where each fragment's bytes lie: what restoring reads instead of unpickling anything."""
+        spans = [
+            (leaf.tensor.data_ptr(), leaf.nbytes, path, leaf.offset, str(leaf.tensor.device))
+            for path, archive in archives.items()
+            for leaf in archive.leaves
+            if leaf.nbytes and leaf.tensor.is_contiguous()
+        ]
+        if spans != self._spans:
+            self._places = json.dumps(_rows(self._ds, self._rank, sorted(spans)))
+            self._spans = spans
+        ds = self._ds
+        rest = {
+            "shapes": {name: list(shape) for name, shape in shapes(ds).items()} if self._rank == 0 else {},
+            "counters": {"global_steps": ds.global_steps, "global_samples": ds.global_samples,
+                         "skipped_steps": ds.skipped_steps, "micro_steps": ds.micro_steps},
+        }  # fmt: skip
+        return f'{{"fragments": {self._places}, {json.dumps(rest)[1:]}'.encode()
+
+
 def make_plan(ds: Any, step: int, rank: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Plan:
-    """All files of this rank. Collective; the tensors' contents are not touched yet."""
-    archives = {path: lay_out(states) for path, states in capture.capture(ds, tag_of(step)).items()}
-    plan = Plan()
-    plan.add_bytes(f"state/rank_{rank}.safetensors", state.encode(rank_state))
-    plan.add_bytes(f"state/index_{rank}.json", _index(ds, rank, archives))
-    if rank == 0:
-        plan.add_bytes("state/global.safetensors", state.encode(global_state))
-        plan.add_bytes("latest", tag_of(step).encode())
-        for name, script in capture.scripts().items():
-            plan.add_bytes(name, script)
-    for path, archive in archives.items():
-        plan.add_archive(path, archive)
-    return plan
+    """See ``Planner.plan``."""
+    return Planner(ds, rank).plan(step, rank_state, global_state)
 
 
 def put_small(plan: Plan, buffer: HostBuffer) -> list[Copy]:
@@ -96,6 +130,8 @@ def put_small(plan: Plan, buffer: HostBuffer) -> list[Copy]:
     for copy in plan.copies:
         if copy.nbytes > EAGER:
             large.append(copy)
+        elif copy.source.device.type == "cpu":
+            view[copy.offset : copy.offset + copy.nbytes] = memoryview(copy.source.view(torch.uint8).numpy())  # type: ignore[arg-type]
         else:
             buffer.data[copy.offset : copy.offset + copy.nbytes].copy_(copy.source.view(torch.uint8))
     return large
@@ -119,14 +155,8 @@ def put_large(copies: list[Copy], buffer: HostBuffer, stream: Any = None) -> Non
             whole[copy.offset + first : copy.offset + first + len(piece)] = piece
 
 
-def _index(ds: Any, rank: int, archives: dict[str, Archive]) -> bytes:
-    """Where each fragment's bytes lie: what restoring reads instead of unpickling anything."""
-    spans = sorted(
-        (leaf.tensor.data_ptr(), leaf.nbytes, path, leaf.offset, str(leaf.tensor.device))
-        for path, archive in archives.items()
-        for leaf in archive.leaves
-        if leaf.nbytes and leaf.tensor.is_contiguous()
-    )
+def _rows(ds: Any, rank: int, spans: list[Span]) -> list[list[Any]]:
+    """Each fragment and its place in a file, from the sorted ``spans``."""
     starts = [span[0] for span in spans]
     rows, missing = [], []
     for fragment in fragments(ds):
@@ -136,16 +166,10 @@ def _index(ds: Any, rank: int, archives: dict[str, Archive]) -> bytes:
         else:
             rows.append([fragment.name, fragment.kind, fragment.start, fragment.numel, _dtype(fragment.tensor), *place])
     _require_complete(ds, rank, rows, missing)
-    body = {
-        "fragments": rows,
-        "shapes": {name: list(shape) for name, shape in shapes(ds).items()} if rank == 0 else {},
-        "counters": {"global_steps": ds.global_steps, "global_samples": ds.global_samples,
-                     "skipped_steps": ds.skipped_steps, "micro_steps": ds.micro_steps},
-    }  # fmt: skip
-    return json.dumps(body).encode()
+    return rows
 
 
-def _place(fragment: Fragment, spans: list[Any], starts: list[int]) -> tuple[str, int] | None:
+def _place(fragment: Fragment, spans: list[Span], starts: list[int]) -> tuple[str, int] | None:
     pointer, nbytes = fragment.tensor.data_ptr(), fragment.numel * fragment.tensor.element_size()
     number = bisect_right(starts, pointer) - 1
     # Leaves may nest (a flat group and its first tensor): the nearest few that begin before it.
