@@ -13,6 +13,7 @@ from xxhash import xxh3_128_hexdigest
 from tests.checkpoint.test_power_cut import save
 from tests.checkpoint.zygote import ROOT
 from trainer.checkpoint import commit, finding, manifest
+from trainer.checkpoint.collective import Ranks
 from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.mirror import Mirror
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def found(run: Path, **settings: object) -> int | None:
-    answer = finding.find(Disk(), run, CheckpointSettings(**settings), 0, 1)  # type: ignore[arg-type]
+    answer = finding.find(Disk(), run, CheckpointSettings(**settings), Ranks(0, 1))  # type: ignore[arg-type]
     return None if answer is None else answer[1].step
 
 

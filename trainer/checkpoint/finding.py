@@ -6,11 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from trainer.checkpoint import commit
 from trainer.checkpoint import manifest as manifests
+from trainer.checkpoint.collective import Ranks
 from trainer.checkpoint.commit import FOLDER
 from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.manifest import Damaged, Manifest
@@ -21,9 +19,7 @@ log = logging.getLogger(__name__)
 RESUMED = "resumed_from"
 
 
-def find(
-    disk: Disk, run_dir: Path, settings: CheckpointSettings, rank: int, size: int, group: Any = None
-) -> tuple[Path, Manifest] | None:
+def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) -> tuple[Path, Manifest] | None:
     """The folder to restore from, verified: each rank reads its share of the files. Collective.
 
     A damaged folder of the run is renamed ``.corrupt`` and the next older one is tried. Raises UserError for a
@@ -34,9 +30,9 @@ def find(
         path = settings.resume_from_path
         if path is None:
             raise UserError("trainer.resume_mode=path needs trainer.resume_from_path=FOLDER, a folder step_N of a run")
-        if not _told(was_resumed_from(root, path) if rank == 0 else None, size, group):
-            return _given(Path(path), rank, size, group)
-    steps = _told(commit.steps_on_disk(root) if rank == 0 else None, size, group)
+        if not ranks.told(was_resumed_from(root, path) if ranks.rank == 0 else None):
+            return _given(Path(path), ranks)
+    steps = ranks.told(commit.steps_on_disk(root) if ranks.rank == 0 else None)
     if settings.resume_mode == "disable":
         if steps:
             raise UserError(
@@ -46,14 +42,14 @@ def find(
         return None
     for step in steps:
         folder = commit.step_dir(root, step)
-        manifest, wrong = _check(folder, rank, size, group)
+        manifest, wrong = _check(folder, ranks)
         if manifest is not None and not wrong:
             return folder, manifest
-        if rank == 0:
+        if ranks.rank == 0:
             log.error("checkpoint %s is damaged: %s", folder, "; ".join(wrong))
             log.error("kept as %s; going back to an older one", commit.quarantine(disk, folder).name)
-        _told(0 if rank == 0 else None, size, group)
-    lost = _told(_lost(root) if rank == 0 else None, size, group)
+        ranks.told(0 if ranks.rank == 0 else None)
+    lost = ranks.told(_lost(root) if ranks.rank == 0 else None)
     if lost:
         raise UserError(
             f"{run_dir} has trained before, but holds no whole checkpoint any more ({', '.join(lost)}); it will not "
@@ -94,8 +90,8 @@ def same_folder(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
-def _given(folder: Path, rank: int, size: int, group: Any) -> tuple[Path, Manifest]:
-    manifest, wrong = _check(folder, rank, size, group)
+def _given(folder: Path, ranks: Ranks) -> tuple[Path, Manifest]:
+    manifest, wrong = _check(folder, ranks)
     if manifest is None or wrong:
         raise UserError(
             f"trainer.resume_from_path={folder} is no whole checkpoint: {'; '.join(wrong)}; give a folder step_N whose "
@@ -104,31 +100,18 @@ def _given(folder: Path, rank: int, size: int, group: Any) -> tuple[Path, Manife
     return folder, manifest
 
 
-def _check(folder: Path, rank: int, size: int, group: Any) -> tuple[Manifest | None, list[str]]:
+def _check(folder: Path, ranks: Ranks) -> tuple[Manifest | None, list[str]]:
     """The manifest as rank 0 reads it, and what any rank found wrong with the files."""
     answer: Any = None
-    if rank == 0:
+    if ranks.rank == 0:
         try:
             answer = manifests.read(folder)
         except (Damaged, UserError) as error:
             answer = error
-    answer = _told(answer, size, group)
+    answer = ranks.told(answer)
     if isinstance(answer, UserError):
         raise answer
     if isinstance(answer, Damaged):
         return None, [str(answer)]
-    wrong = manifests.problems(folder, answer, (rank, size))
-    if size > 1:
-        everyone: list[Any] = [None] * size
-        dist.all_gather_object(everyone, wrong, group=group)
-        wrong = [problem for part in everyone for problem in part]
-    return answer, wrong
-
-
-def _told(value: Any, size: int, group: Any) -> Any:
-    """Rank 0's ``value``, on every rank."""
-    if size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
-    return box[0]
+    wrong = ranks.everyones(manifests.problems(folder, answer, (ranks.rank, ranks.size)))
+    return answer, [problem for part in wrong for problem in part]

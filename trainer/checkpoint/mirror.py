@@ -4,17 +4,20 @@ the files go up first and the manifest last; without a manifest that verifies a 
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import fsspec
 
+from trainer.checkpoint import commit
 from trainer.checkpoint import manifest as manifests
 from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class Mirror:
@@ -87,6 +90,16 @@ class Mirror:
             raise Damaged(f"{source} is missing") from error
 
 
-def newest_elsewhere(mirror: Any, have: list[int]) -> list[int]:
-    """Steps there that are newer than all of ``have``, newest first."""
-    return [step for step in mirror.steps() if step > max(have, default=-1)]
+def fetch_newer(mirror: Mirror, root: Path, disk: Disk, fence: str) -> Path | None:
+    """The run folder is new or behind (another cluster, a lost disk): commit the mirror's newest whole one there, if it
+    is newer than all that is there. Raises what the protocol's client raises.
+    """
+    have = commit.steps_on_disk(root)
+    for step in mirror.steps():
+        if step <= max(have, default=-1):
+            break
+        try:
+            return mirror.download(step, root, disk, fence)
+        except Damaged as error:
+            log.error("step_%d of trainer.default_hdfs_dir is damaged: %s", step, error)
+    return None
