@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,12 @@ class Checkpointer:
             if not self._ranks.all(not isinstance(error, Damaged)):
                 # Its checksums hold and it still can't be read: a writer's fault, as final as a bit flip.
                 log.error("checkpoint %s can't be restored: %s", folder, error or "another rank could not read it")
-                self._ranks.agree(lambda path=folder: commit.quarantine(self._disk, path) and None, only_main=True)
+                self._ranks.agree(partial(commit.quarantine, self._disk, folder), only_main=True)
                 continue
             if error is not None:
                 raise error
             self._numbers.put(last_committed_step=float(manifest.step))
-            self._ranks.agree(lambda path=folder, step=manifest.step: self._leave(path, step), only_main=True)
+            self._ranks.agree(partial(self._leave, folder, manifest.step), only_main=True)
             if manifest.config_hash != self._config_hash:
                 log.warning("%s was written under other settings than this attempt's", folder)
             return restored
