@@ -81,7 +81,7 @@ class Checkpointer:
         """
         blocking = blocking or not self._settings.async_save
         began = time.perf_counter()
-        self.before_step()
+        self._wait_for_copy()
         if blocking:
             self._committer.wait_until_idle(self._settings.timeout_s)
         if not self._ranks.all(self._committer.has_room):
@@ -93,7 +93,8 @@ class Checkpointer:
         buffer.grow(plan.size)
         manifest = Manifest(
             step=step, attempt=self._attempt, world_size=self._ranks.size, zero_stage=zero_stage(self._ds),
-            config_hash=self._config_hash, created=time.time(), metric=metric, about=about or {},
+            config_hash=self._config_hash, created=time.time(), metric=metric,
+            metric_name=self._settings.best_metric, about=about or {},
         )  # fmt: skip
         save = Save(plan, slot, manifest)
         large = put_small(plan, buffer)
@@ -103,19 +104,16 @@ class Checkpointer:
         threading.Thread(target=self._copy, args=(save, large), name="checkpoint-copy", daemon=True).start()
         self._committer.put(save)
         if blocking:
-            self.before_step()
+            self._wait_for_copy()
             save.done.wait(self._settings.timeout_s * 2 + 60)
         self._numbers.add("stall_s", time.perf_counter() - began)
         return save.committed if blocking else True
 
     def before_step(self) -> None:
         """Wait for what is left of the copy. Call it before anything changes weights or optimizer."""
-        save, self._copying = self._copying, None
-        if save is not None:
-            began = time.perf_counter()
-            if not save.copied.wait(self._settings.timeout_s):
-                raise RuntimeError(f"the copy of step {save.step} to host memory did not end")
-            self._numbers.add("stall_s", time.perf_counter() - began)
+        began = time.perf_counter()
+        self._wait_for_copy()
+        self._numbers.add("stall_s", time.perf_counter() - began)
 
     def restore(self) -> Restored | None:
         """Fill the engine from the newest whole checkpoint, the same on all ranks; None: the run begins. Collective.
@@ -156,6 +154,17 @@ class Checkpointer:
         """``ckpt/*`` since the start; ``stall_s`` since the last call."""
         return self._numbers.take(self._committer.in_flight)
 
+    @property
+    def last_committed_step(self) -> int | None:
+        """Step of the newest checkpoint that this attempt committed or began from."""
+        step = self._numbers.get("last_committed_step")
+        return None if step is None or step < 0 else int(step)
+
+    @property
+    def save_s(self) -> float | None:
+        """Seconds that the last save took from its copy to its commit; None before the first."""
+        return self._numbers.get("write_s")
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything begun is committed or has failed. False: out of time."""
         self.before_step()
@@ -172,6 +181,11 @@ class Checkpointer:
                 buffer.close()
         if self._lease is not None:
             self._lease.release()
+
+    def _wait_for_copy(self) -> None:
+        save, self._copying = self._copying, None
+        if save is not None and not save.copied.wait(self._settings.timeout_s):
+            raise RuntimeError(f"the copy of step {save.step} to host memory did not end")
 
     def _prepare(self) -> None:
         try:

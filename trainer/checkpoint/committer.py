@@ -186,7 +186,9 @@ class Committer:
         for step in steps:
             if step not in self._metrics_of:
                 with contextlib.suppress(Damaged, UserError):
-                    self._metrics_of[step] = manifests.read(commit.step_dir(self.root, step)).metric
+                    read = manifests.read(commit.step_dir(self.root, step))
+                    same = read.metric_name == self._settings.best_metric
+                    self._metrics_of[step] = read.metric if same else None
         keep = policy.kept(
             steps, keep_last=self._settings.keep_last, keep_every=self._settings.keep_every,
             keep_best=self._settings.keep_best, metrics=self._metrics_of, best=self._settings.best,

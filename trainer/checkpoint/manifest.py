@@ -31,6 +31,8 @@ class Manifest:
     """Seconds since the epoch."""
     metric: float | None = None
     """What ``keep_best`` compares."""
+    metric_name: str | None = None
+    """Of what it is the value."""
     files: dict[str, list[Any]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     """Anything for people: versions, W&B id. Nothing is read back from here."""

@@ -12,21 +12,20 @@ def due(
     save_freq: int,
     seconds_since_last: float,
     save_interval_s: float | None = None,
+    put_off: bool = False,
     last: bool = False,
     stop: bool = False,
-    now: float = 0.0,
-    must_save_by: float | None = None,
 ) -> str | None:
     """Why to save after ``step``, or None. Rank 0 decides, since only its clock counts.
 
-    ``save_freq``: each so many steps; 0 or less: never. ``now`` and ``must_save_by`` in seconds of one clock.
+    ``save_freq``: each so many steps; 0 or less: never. ``put_off``: an earlier save found no free buffer.
     """
     if stop:
         return "stop"
     if last:
         return "last"
-    if must_save_by is not None and now >= must_save_by:
-        return "time limit"
+    if put_off:
+        return "put off"
     if save_freq > 0 and step % save_freq == 0:
         return "steps"
     if save_interval_s is not None and seconds_since_last >= save_interval_s:
@@ -69,8 +68,3 @@ def kept(
 def predicted_save_s(num_bytes: int, *, bytes_per_s: float, commit_s: float = 1.0) -> float:
     """Seconds from the copy to the commit."""
     return num_bytes / bytes_per_s + commit_s
-
-
-def goodput(useful_s: Sequence[float], wall_s: float) -> float:
-    """Share of the wall time since the first attempt began that went into steps whose results were kept (ETTR)."""
-    return sum(useful_s) / wall_s if wall_s > 0 else 0.0

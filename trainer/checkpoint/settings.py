@@ -16,6 +16,8 @@ class CheckpointSettings:
     """Steps that are multiples of this are kept for good."""
     keep_best: int = 0
     """Checkpoints with the best metric kept beside the newest."""
+    best_metric: str | None = None
+    """Name of that metric. Checkpoints whose manifest tells of another one are not compared."""
     best: Literal["max", "min"] = "max"
     """Whether a larger metric is better."""
     async_save: bool = True
