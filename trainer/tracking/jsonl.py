@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 METRICS_FILE = "metrics.jsonl"
-TIMING_PREFIXES = ("timing/", "perf/", "cost/", "speed/", "ckpt/", "time", "batch/plan_ms")
+TIMING_PREFIXES = ("timing/", "perf/", "cost/", "speed/", "ckpt/", "goodput/", "time", "batch/plan_ms")
 """Keys that differ between two runs of the same work; all others are equal after a resume."""
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
