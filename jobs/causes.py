@@ -109,8 +109,8 @@ def decide(
     cause: str, earlier: Sequence[str], budgets: Mapping[str, int | None], bad_nodes: Sequence[str] = ()
 ) -> Decision:
     """Queue again, or stop. ``earlier`` holds the causes of the attempts before; a budget of None has no limit."""
-    if cause == DONE:
-        return Decision(requeue=False, cause=cause, why="finished")
+    if cause in (DONE, CANCELLED):
+        return Decision(requeue=False, cause=cause, why="finished" if cause == DONE else "cancelled")
     budget = BUDGET_OF.get(cause)
     if budget is None:
         return Decision(requeue=False, cause=cause, why=f"{cause}: running it again would end the same way")

@@ -9,18 +9,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from jobs import ledger
 from jobs.launch import states_of
 from jobs.ledger import Entry
 from jobs.plan import FAILED
-from jobs.records import last_attempt
+from jobs.records import last_attempt, note_cancelled
 from jobs.select import select
 from jobs.slurm import Slurm
-from jobs.state import RunState
-from jobs.table import table_of
-from trainer.errors import UserError
+from jobs.state import STATES, RunState
+from jobs.table import console_of, table_of
+from trainer.errors import UserError, nearest
 
 
 def _entries(given: Namespace) -> list[Entry]:
@@ -30,9 +28,19 @@ def _entries(given: Namespace) -> list[Entry]:
     return entries
 
 
-def _chosen(given: Namespace) -> tuple[list[Entry], dict[str, RunState]]:
+def _chosen(given: Namespace, *, looking: bool = True) -> tuple[list[Entry], dict[str, RunState]]:
+    """The runs that are meant and their states. ``looking``: when Slurm is away, what the folders say has to do."""
     entries = select(_entries(given), given.runs)
-    states = states_of(entries, Slurm())
+    if given.state is not None and given.state.upper() not in STATES:
+        raise UserError(f"--state {given.state} is no state{nearest(given.state.lower(), map(str.lower, STATES))}; "
+                        f"there are {', '.join(map(str.lower, STATES))}.")  # fmt: skip
+    try:
+        states = states_of(entries, Slurm())
+    except UserError as error:
+        if not looking:
+            raise
+        sys.stderr.write(f"{error} Shown is what the run folders say.\n")
+        states = states_of(entries, None)
     return select(entries, [], states=states, state=given.state), states
 
 
@@ -47,7 +55,7 @@ def status(given: Namespace) -> int:
         for entry in entries:
             sys.stdout.write(json.dumps(asdict(entry) | asdict(states[entry.run])) + "\n")
         return 0
-    Console(width=None if sys.stdout.isatty() else 200).print(table_of(entries, states))
+    console_of().print(table_of(entries, states))
     return 0
 
 
@@ -71,12 +79,14 @@ def logs(given: Namespace) -> int:
 
 def cancel(given: Namespace) -> int:
     """scancel the live ones."""
-    entries, states = _chosen(given)
     if not given.runs and not given.state:
         raise UserError("cancel needs to know what: give runs or sweeps, or --state, e.g. --state pending.")
+    entries, states = _chosen(given, looking=False)
     live = [e for e in entries if e.job and e.job != "local" and states[e.run].state not in ("COMPLETED", *FAILED)]
     if live:
         Slurm().cancel([entry.job for entry in live])
+        for entry in live:
+            note_cancelled(Path(entry.run), entry.launch)
     sys.stdout.write(f"cancelled {len(live)} run(s): {_names(live)}\n")
     return 0
 
@@ -85,9 +95,9 @@ def resubmit(given: Namespace) -> int:
     """Submit ended runs again, in their own folders."""
     from jobs.resubmit import resubmit_runs
 
-    entries, states = _chosen(given)
     if not given.runs and not given.state:
         raise UserError("resubmit needs to know what: give runs or sweeps, or --state, e.g. --state failed.")
+    entries, states = _chosen(given, looking=False)
     ended = [entry for entry in entries if states[entry.run].state in FAILED]
     left = [entry for entry in entries if entry not in ended]
     for entry in left:
@@ -102,7 +112,7 @@ def compare(given: Namespace) -> int:
     from jobs.compare import compare_table
 
     entries, _ = _chosen(given)
-    Console(width=None if sys.stdout.isatty() else 200).print(compare_table(entries, given.metric, given.at))
+    console_of().print(compare_table(entries, given.metric, given.at))
     return 0
 
 

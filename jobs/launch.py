@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import ledger, records
-from jobs.ledger import Entry
+from jobs import causes, ledger, records
+from jobs.ledger import LOCAL, Entry
 from jobs.plan import Earlier, Job
 from jobs.shape import shape_of
 from jobs.signature import signature_of
 from jobs.slurm import Slurm
-from jobs.state import RunState, state_of
+from jobs.state import ALIVE, RunState, Signs, state_of
 from trainer.errors import UserError
 
 SITE_KEYS = ("cluster", "container")
@@ -81,19 +83,39 @@ def _run_folder(point: Point, sweep_dir: Path, signature: str) -> Path:
 
 
 def states_of(entries: Sequence[Entry], slurm: Slurm | None) -> dict[str, RunState]:
-    """State of every run of the ledger by run folder; asks Slurm once for all of them (not at all when None)."""
-    attempts = {e.run: records.attempts(Path(e.run)) for e in entries}
-    unclear = [e for e in entries if e.job != "local" and not _is_closed(e, attempts[e.run])]
-    queue = slurm.queue([e.job for e in unclear]) if slurm and unclear else None
-    missing = [e.job for e in unclear if queue is not None and e.job not in queue]
-    accounting = slurm.accounting(missing) if slurm and missing else {}
-    return {
-        e.run: state_of(e, attempts[e.run], records.last_attempt(Path(e.run)), queue, accounting) for e in entries
-    }  # fmt: skip
+    """State of every run of the ledger by run folder; asks Slurm once for all of them (not at all when None).
+
+    Raises UserError when Slurm doesn't answer.
+    """
+    signs = {e.run: signs_of(e) for e in entries}
+    unclear = [e for e in entries if e.job not in ("", LOCAL) and not _is_done(e, signs[e.run])]
+    queue = slurm.queue([e.job for e in unclear]) if slurm and unclear else None if slurm is None else {}
+    gone = [e for e in unclear if queue is not None and (e.job not in queue or queue[e.job].state not in ALIVE)]
+    unknown = [e.job for e in gone if queue is not None and e.job not in queue]
+    accounting = slurm.accounting(unknown) if slurm and unknown else {}
+    signs |= {e.run: signs_of(e) for e in gone}  # again: a job may have ended between the first look and the queue's
+    now = time.time()
+    return {e.run: state_of(e, signs[e.run], queue, accounting, now=now) for e in entries}
 
 
-def _is_closed(entry: Entry, attempts: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(attempts) and attempts[-1].get("cause") == "done" and attempts[-1].get("launch") == entry.launch
+def signs_of(entry: Entry) -> Signs:
+    """What the run's folder says of this launch."""
+    run = Path(entry.run)
+    begun = records.last_attempt(run)
+    here = True
+    if entry.job == LOCAL:
+        started = records.read_json(records.log_folder(run, begun) / "begin.json")
+        mine = started.get("nodes") == socket.gethostname()
+        here = not mine or 0 != started.get("pid_start") == records.process_start(int(started.get("pid", 0)))
+    return Signs(
+        attempts=records.attempts(run), begun=begun, alive_at=records.newest_write(run, begun), here=here,
+        cancelled=records.read_json(run / "cancel.json").get("launch") == entry.launch,
+    )  # fmt: skip
+
+
+def _is_done(entry: Entry, signs: Signs) -> bool:
+    last = signs.attempts[-1] if signs.attempts else {}
+    return last.get("cause") == causes.DONE and last.get("launch") == entry.launch
 
 
 def earlier_runs(path: Path, slurm: Slurm | None, signatures: set[str]) -> dict[str, Earlier]:

@@ -10,6 +10,8 @@ from typing import Any
 from jobs.records import append_lines, read_lines
 
 PLANNED, SUBMITTED = "planned", "submitted"
+LOCAL = "local"
+"""The job id of a run that the local launcher started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class Entry:
     """One launch command; a resubmit is another launch."""
     phase: str = PLANNED
     job: str = ""
-    """``ARRAY_INDEX`` of Slurm, or ``local``."""
+    """``ARRAY_INDEX`` of Slurm, or :data:`LOCAL`."""
     script: str = ""
     """The batch folder, from which a resubmit takes its script."""
     time: float = 0.0

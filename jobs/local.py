@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jobs import ledger
-from jobs.causes import DONE, ERROR, TIMEOUT, decide
+from jobs.attempt import close_attempt, saved_step
+from jobs.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
 from jobs.freeze import entry_of, freeze_run, new_launch
-from jobs.ledger import Entry
 from jobs.options import LocalOptions
 from jobs.plan import Job, Plan
-from jobs.records import append_line, attempts, last_attempt, log_folder, read_json
+from jobs.records import attempts, last_attempt, log_folder, process_start, write_json
 from jobs.snapshot import git_state
 from trainer.errors import EXIT_OK, EXIT_REQUEUE
 
@@ -30,11 +33,11 @@ def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: P
             record = {
                 "name": entry.name, "sweep": entry.sweep, "launch": launch, "overrides": list(job.overrides),
                 "signature": job.signature, "ranks": job.shape.ranks, "gpus": job.shape.gpus, "git": git,
-                "limit_s": options.timeout_min * 60, "budgets": {"timeout": options.max_retries},
+                "limit_s": options.timeout_min * 60, "budgets": {"timeout": options.max_retries}, "image": {},
             }  # fmt: skip
             freeze_run(job, record)
             ledger.note(ledger_path, [ledger.submitted(entry, "local", time.time())])
-            code = _run_job(job, entry, options)
+            code = _run_job(job, record, options)
             sys.stdout.write(f"{entry.name}: {'done' if code == 0 else f'failed with exit code {code}'} ({job.run})\n")
             sys.stdout.flush()
             if code != EXIT_OK:
@@ -46,21 +49,27 @@ def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: P
     return 1 if failed else 0
 
 
-def _run_job(job: Job, entry: Entry, options: LocalOptions) -> int:
+def _run_job(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
     for turn in range(options.max_retries + 1):
-        number, started = last_attempt(job.run) + 1, time.time()
+        number = last_attempt(job.run) + 1
         log_folder(job.run, number).mkdir(parents=True, mode=0o700)
-        code = _run_attempt(job, number, options.timeout_min * 60)
-        cause = {EXIT_OK: DONE, EXIT_REQUEUE: TIMEOUT}.get(code, ERROR)
-        earlier = [str(line["cause"]) for line in attempts(job.run) if line.get("launch") == entry.launch]
-        why = decide(cause, earlier, {"timeout": options.max_retries}).why
-        wall = time.time() - started
-        line = {
-            "attempt": number, "launch": entry.launch, "job": "local", "nodes": "localhost", "start": started,
-            "end": time.time(), "wall_s": round(wall, 3), "gpu_s": round(wall * job.shape.gpus, 3), "cause": cause,
-            "exit_code": code, "why": why, "step_to": read_json(job.run / "exit.json").get("step", 0), "bad_nodes": [],
+        started = {
+            "attempt": number, "launch": plan["launch"], "job": "local", "nodes": socket.gethostname(),
+            "pid": os.getpid(), "pid_start": process_start(os.getpid()), "start": time.time(),
+            "step": saved_step(job.run),
         }  # fmt: skip
-        append_line(job.run / "attempts.jsonl", line)
+        write_json(log_folder(job.run, number) / "begin.json", started)
+        code: int | None = None
+        try:
+            code = _run_attempt(job, number, options.timeout_min * 60)
+        finally:
+            cause = CANCELLED if code is None else {EXIT_OK: DONE, EXIT_REQUEUE: TIMEOUT}.get(code, ERROR)
+            earlier = [str(line["cause"]) for line in attempts(job.run) if line.get("launch") == plan["launch"]]
+            verdict = decide(cause, earlier, plan["budgets"])
+            close_attempt(
+                job.run, started, dict(plan), cause=cause, exit_code=code, ended=time.time(), why=verdict.why,
+                requeue=verdict.requeue,
+            )  # fmt: skip
         if code != EXIT_REQUEUE or turn == options.max_retries:
             return code
     raise AssertionError("unreachable")
@@ -70,23 +79,24 @@ def _run_attempt(job: Job, number: int, limit_s: float) -> int:
     """One attempt; after ``limit_s`` it is asked to save (TERM) and killed a minute later."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     env |= {"PLIMSOLL_ATTEMPT": str(number), "WANDB_RUN_GROUP": job.run.parent.name}
-    with (log_folder(job.run, number) / "rank_0.log").open("ab") as log:
+    # One rank is the process itself; several have logs of their own beside the launcher's.
+    name = "rank_0.log" if job.shape.ranks == 1 else "launcher.log"
+    with (log_folder(job.run, number) / name).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.local", str(job.run), str(job.shape.ranks)],
+            [sys.executable, "-m", "jobs.local", str(job.run), str(job.shape.ranks), str(number)],
             env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             return process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:  # the limit, or Ctrl-C: it saves, within a minute
             process.terminate()
             try:
-                return process.wait(timeout=60)
+                code = process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait(timeout=60)
+                code = process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return code
             raise
 
 
@@ -94,20 +104,20 @@ def tail_of(run: Path, lines: int = 15) -> str:
     """The last lines of the newest attempt's logs: what a failed job said."""
     folder = log_folder(run, last_attempt(run))
     logs = sorted(folder.glob("rank_*.log"), key=lambda path: path.stat().st_size)
-    for path in reversed(logs):
+    for path in [*folder.glob("launcher.log"), *reversed(logs)]:  # the launcher's ends with the failing rank's error
         text = path.read_text(errors="replace").strip().splitlines()
         if text:
             return "\n".join(f"  {line}" for line in text[-lines:])
     return f"  no log in {folder}"
 
 
-def main(run: Path, ranks: int) -> int:
+def main(run: Path, ranks: int, attempt: int) -> int:
     """The process of one attempt: starts the ranks as ``python -m trainer`` does."""
     from trainer import launch
     from trainer.config import load_frozen
 
-    return launch.run(load_frozen(run), run, ranks)
+    return launch.run(load_frozen(run), run, ranks, attempt=attempt)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -104,6 +104,12 @@ class SlurmOptions(Common):
     """Further sbatch parameters, e.g. ``{reservation: x}``."""
 
 
+LOWEST = {
+    "timeout_min": 1, "signal_delay_s": 1, "array_parallelism": 1, "max_array_size": 1, "max_preemptions": -1,
+    "max_num_timeout": 0, "max_node_failures": 0, "max_bad_nodes": 0,
+}  # fmt: skip
+
+
 def check_common(options: Common) -> None:
     """Raises UserError for a value that is not one of the choices."""
     if options.resubmit not in RESUBMIT:
@@ -119,9 +125,10 @@ def slurm_options(values: Mapping[str, Any]) -> SlurmOptions:
             raise UserError(f"hydra.launcher.{key} is not a setting of the slurm launcher{nearest(key, known)}.")
     options = SlurmOptions(**values)
     check_common(options)
-    for key, low in (("timeout_min", 1), ("signal_delay_s", 1), ("array_parallelism", 1), ("max_preemptions", -1)):
-        if getattr(options, key) < low:
-            raise UserError(f"hydra.launcher.{key}={getattr(options, key)} must be at least {low}.")
+    for key, low in LOWEST.items():
+        value = getattr(options, key)
+        if value is not None and (not isinstance(value, int) or value < low):
+            raise UserError(f"hydra.launcher.{key}={value} must be a whole number of at least {low}.")
     if options.signal_delay_s >= options.timeout_min * 60:
         raise UserError(
             f"hydra.launcher.signal_delay_s={options.signal_delay_s} leaves nothing of "

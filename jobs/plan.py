@@ -9,7 +9,6 @@ from typing import Any
 
 from jobs.shape import Shape
 
-LIVE = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
 FAILED = ("FAILED", "CANCELLED", "EXHAUSTED", "LOST")
 COMPLETED = "COMPLETED"
 

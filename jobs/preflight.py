@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jobs.options import SlurmOptions
 from jobs.plan import Plan
 from jobs.shape import Shape
 from jobs.slurm import Slurm
 from jobs.snapshot import image_digest
+from trainer.checkpoint.policy import predicted_save_s
+from trainer.config import Config
 from trainer.errors import UserError, nearest
-
-BYTES_PER_PARAMETER = 16
-"""Checkpoint of mixed-precision Adam: bf16 weights, fp32 master weights and two moments, rounded up (14 to 16)."""
+from trainer.plan import memory
+from trainer.plan.model import folder_of
+from trainer.plan.model import shape_of as model_shape_of
+from trainer.precision import planned
 
 
 def problems_of(plan: Plan, options: SlurmOptions, slurm: Slurm) -> list[str]:
@@ -26,7 +28,8 @@ def problems_of(plan: Plan, options: SlurmOptions, slurm: Slurm) -> list[str]:
         found += _site_problems(shape, options, slurm, partitions)
     for job in plan.jobs:
         found += folder_problems(job.run, job.shape.cluster.local_folders)
-        found += grace_problems(job.config, job.shape, options)
+        found += input_problems(job.checked)
+        found += grace_problems(job.checked, job.shape, options)
     return list(dict.fromkeys(found))
 
 
@@ -102,28 +105,58 @@ def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
     return []
 
 
-def save_seconds(config: Mapping[str, Any], shape: Shape) -> float:
-    """Predicted time of one checkpoint: parameters x 16 bytes over the site's write bandwidth, s. 0 if unknown."""
-    path = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
-    if not isinstance(path, str) or not Path(path).is_dir():
+def input_problems(config: Config) -> list[str]:
+    """Files and folders that a job would look for in vain, after its wait in the queue."""
+    model = config.actor_rollout_ref.model.path
+    named: dict[str, str | list[str] | None] = {
+        "data.train_files": config.data.train_files,
+        "data.val_files": config.data.val_files,
+        "custom_reward_function.path": config.custom_reward_function.path,
+        # org/name is a model of the hub; what begins like a path is one
+        "actor_rollout_ref.model.path": model if model and model.startswith(("/", "./", "../", "~")) else None,
+    }
+    found = []
+    for key, value in named.items():
+        for text in [value] if isinstance(value, str) else value or []:
+            path = os.path.expanduser(text)
+            if not os.path.exists(path) and not glob.glob(path, recursive=True):
+                found.append(f"{key}={text}: there is no {os.path.abspath(path)} on this machine.")
+    return found
+
+
+def save_seconds(config: Config, shape: Shape) -> float:
+    """Predicted time of one checkpoint at the site's write bandwidth, s; 0 for a model that isn't on this machine, and
+    for built-in ones, which are small.
+
+    Raises UserError when the model's folder is no decoder's.
+    """
+    path, actor = config.actor_rollout_ref.model.path, config.actor_rollout_ref.actor
+    folder = None if not path or path.startswith("builtin:") else folder_of(path)
+    if folder is None:
         return 0.0
-    weights = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
-    return weights / 2 * BYTES_PER_PARAMETER / (shape.cluster.write_gb_s * 1e9)
+    size = memory.checkpoint_bytes(
+        model_shape_of(folder), precision=planned(actor.mixed_precision), zero_stage=actor.zero_stage
+    )
+    return predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
 
 
-def grace_problems(config: Mapping[str, Any], shape: Shape, options: SlurmOptions) -> list[str]:
+def grace_problems(config: Config, shape: Shape, options: SlurmOptions) -> list[str]:
     """A checkpoint must fit between the warning and the end."""
-    need = save_seconds(config, shape)
+    try:
+        need = save_seconds(config, shape)
+    except UserError as error:
+        return [str(error)]
     found = []
     if need > options.signal_delay_s:
         found.append(
             f"a checkpoint is predicted to take {need:.0f} s (cluster.write_gb_s={shape.cluster.write_gb_s}), but "
-            f"hydra.launcher.signal_delay_s={options.signal_delay_s}; set it to {int(need * 1.5) + 30} or more."
+            f"hydra.launcher.signal_delay_s={options.signal_delay_s}; set it to "
+            f"{int(need * config.trainer.checkpoint.save_margin) + 30} or more."
         )
     if shape.cluster.grace_s is not None and need > shape.cluster.grace_s:
         found.append(
             f"a checkpoint is predicted to take {need:.0f} s, but this site kills a preempted job after "
-            f"cluster.grace_s={shape.cluster.grace_s}; use a partition with a longer GraceTime, or a lower "
-            "trainer.checkpoint.save_freq with qos that isn't preempted."
+            f"cluster.grace_s={shape.cluster.grace_s}; use a partition with a longer GraceTime, or one "
+            "whose jobs aren't preempted (cluster.partition, cluster.qos)."
         )
     return found

@@ -4,6 +4,7 @@
 ``attempts.jsonl``            one line per attempt that has ended
 ``logs/attempt_N/begin.json`` written when an attempt starts; the log of every rank lies beside it
 ``exit.json``                 left by the trainer: cause, step, attempt
+``cancel.json``               left by ``python -m jobs cancel``: which launch was cancelled
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def note_cancelled(run: Path, launch: str) -> None:
+    """Remember that this launch was cancelled: the queue forgets it at once, and accounting learns of it later."""
+    if run.is_dir():
+        write_json(run / "cancel.json", {"launch": launch, "time": time.time()})
+
+
 def attempts(run: Path) -> list[dict[str, Any]]:
     """The attempts of a run that have ended, oldest first."""
     return read_lines(run / "attempts.jsonl")
@@ -82,6 +90,26 @@ def attempts(run: Path) -> list[dict[str, Any]]:
 def log_folder(run: Path, attempt: int) -> Path:
     """Where the ranks of an attempt (counted from 1) write."""
     return run / "logs" / f"attempt_{attempt}"
+
+
+def newest_write(run: Path, attempt: int) -> float:
+    """When the run or this attempt's logs were last written to, time.time(); 0.0 when there is nothing."""
+    files = [run / "metrics.jsonl", run / "attempts.jsonl", run / "exit.json", *log_folder(run, attempt).glob("*")]
+    found = 0.0
+    for path in files:
+        with contextlib.suppress(OSError):
+            found = max(found, path.stat().st_mtime)
+    return found
+
+
+def process_start(pid: int) -> int:
+    """When a process of this machine started, in clock ticks since boot (proc(5)): tells it from a later one with its
+    number. 0 when there is none.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def last_attempt(run: Path) -> int:

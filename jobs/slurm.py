@@ -75,12 +75,19 @@ class Slurm:
         found = re.search(rf"\b{key}=(\S+)", self.run("scontrol", "show", "partition", name).stdout)
         return seconds(found.group(1)) if found else None
 
-    def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
-        """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all."""
+    def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo] | None:
+        """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all. None: no Slurm here.
+
+        Raises UserError with Slurm's words when it doesn't answer: an unknown job is not a lost one.
+        """
         arrays = sorted({job.split("_")[0] for job in job_ids if job})
-        if not arrays or shutil.which("squeue") is None:
+        if not arrays:
             return {}
+        if shutil.which("squeue") is None:
+            return None
         done = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N")
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise UserError(f"squeue failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 5]
         return {f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows}
 

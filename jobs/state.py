@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs import causes
-from jobs.ledger import PLANNED, Entry
+from jobs.ledger import LOCAL, PLANNED, Entry
 from jobs.slurm import JobInfo
 
 STOPPED_BY = {
@@ -27,43 +27,81 @@ ALIVE = (
     "SIGNALING",
 )
 
+ENDING = "ENDING"
+"""Slurm's queue has let go of the job, and neither accounting nor the run folder says yet how it ended."""
+
+UNKNOWN = "UNKNOWN"
+"""Slurm was not asked, or isn't on this machine."""
+
+GRACE_S = 60.0
+"""How long after its last sign of life a job that nobody knows is ENDING; then it is LOST. slurmdbd lags by seconds."""
+
+
+STATES = (*ALIVE, ENDING, "COMPLETED", "FAILED", "CANCELLED", "EXHAUSTED", "LOST", UNKNOWN)
+"""All that a run can be in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What a run's own folder says."""
+
+    attempts: Sequence[Mapping[str, Any]]
+    """Lines of ``attempts.jsonl``."""
+    begun: int
+    """Number of the newest attempt that has begun; 0 before the first."""
+    alive_at: float = 0.0
+    """When anything in the folder was last written to, time.time()."""
+    cancelled: bool = False
+    """This launch was ended with ``python -m jobs cancel``."""
+    here: bool = True
+    """Of a local run: its process still runs, or it runs on another machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """One row of ``python -m jobs status``."""
 
     state: str
-    """PENDING, RUNNING, ..., COMPLETED, FAILED, CANCELLED, EXHAUSTED (budget used up), LOST (no record)."""
+    """PENDING, RUNNING, ..., COMPLETED, FAILED, CANCELLED, EXHAUSTED (budget used up), ENDING, LOST (no record),
+    UNKNOWN (Slurm wasn't asked)."""
     attempt: int
     reason: str
 
 
 def state_of(
-    entry: Entry, attempts: Sequence[Mapping[str, Any]], begun: int, queue: Mapping[str, JobInfo] | None,
-    accounting: Mapping[str, JobInfo] | None = None,
+    entry: Entry, signs: Signs, queue: Mapping[str, JobInfo] | None, accounting: Mapping[str, JobInfo] | None = None,
+    *, now: float,
 ) -> RunState:  # fmt: skip
-    """``queue`` None: Slurm was not asked; the records alone decide. ``begun``: number of the newest attempt."""
+    """``queue`` None: Slurm was not asked; the records alone decide."""
+
+    def found(state: str, reason: str) -> RunState:
+        return RunState(state=state, attempt=signs.begun, reason="" if reason == "None" else reason)
+
     held = (queue or {}).get(entry.job)
-    last = attempts[-1] if attempts and attempts[-1].get("launch") == entry.launch else None
-    closed = last is not None and last.get("attempt") == begun
-    if last is not None and closed and last["cause"] == causes.DONE:
-        return RunState(state="COMPLETED", attempt=begun, reason="")
+    last = signs.attempts[-1] if signs.attempts and signs.attempts[-1].get("launch") == entry.launch else None
+    if last is not None and last.get("attempt") != signs.begun:
+        last = None  # an older attempt's: the newest one has begun and not ended
+    if last is not None and last["cause"] == causes.DONE:
+        return found("COMPLETED", "")
     if held is not None and held.state in ALIVE:
-        reason = held.reason if held.state == "PENDING" else held.nodes
-        return RunState(state=held.state, attempt=begun, reason="" if reason == "None" else reason)
-    if last is not None and closed:
-        return RunState(state=STOPPED_BY.get(str(last["cause"]), "EXHAUSTED"), attempt=begun, reason=str(last["why"]))
+        return found(held.state, held.reason if held.state == "PENDING" else held.nodes)
+    if last is not None and not last.get("requeue"):
+        return found(STOPPED_BY.get(str(last["cause"]), "EXHAUSTED"), str(last["why"]))
     if entry.phase == PLANNED:
-        return RunState(state="LOST", attempt=begun, reason="planned, but sbatch never answered")
-    if entry.job == "local" and queue is None:
-        return RunState(state="RUNNING", attempt=begun, reason="local")
+        return found("LOST", "planned, but sbatch never answered")
+    if entry.job == LOCAL:
+        return found("RUNNING", "local") if signs.here else found("LOST", "its process ended without a record")
+    if queue is None:
+        return found(UNKNOWN, "Slurm was not asked")
     known = held or (accounting or {}).get(entry.job)
-    if known is None:
-        return RunState(
-            state="UNKNOWN" if queue is None else "LOST", attempt=begun, reason="Slurm doesn't know this job"
-        )
-    cause = causes.cause_of_lost(known.state)
-    return RunState(
-        state={"done": "LOST"}.get(cause, STOPPED_BY.get(cause, "LOST")), attempt=begun,
-        reason=f"Slurm says {known.state}; the batch script left no record",
-    )  # fmt: skip
+    cause = causes.cause_of_lost(known.state) if known is not None and known.state not in ALIVE else None
+    if signs.cancelled or cause == causes.CANCELLED:
+        return found("CANCELLED", str(last["why"]) if last else "cancelled")
+    if cause in STOPPED_BY and cause != causes.DONE and last is None:
+        return found(STOPPED_BY[cause], f"Slurm says {known.state if known else ''}; the batch script left no record")
+    if now - max(signs.alive_at, entry.time) < GRACE_S:
+        return found(ENDING, "left Slurm's queue; no record yet of how it ended")
+    if last is not None:
+        return found("LOST", f"{last['why']}, but Slurm doesn't have it; python -m jobs resubmit {entry.name}")
+    why = "Slurm doesn't know this job" if known is None else f"Slurm says {known.state}"
+    return found("LOST", why if known is None else f"{why}; the batch script left no record")

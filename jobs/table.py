@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from jobs.ledger import Entry
@@ -24,6 +26,11 @@ COLOUR = {
     "LOST": "red",
     "EXHAUSTED": "red",
 }
+
+
+def console_of() -> Console:
+    """The terminal; a pipe or a file gets lines of 200 characters, so that nothing depends on a window."""
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:

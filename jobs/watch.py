@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 
 from jobs.launch import states_of
@@ -15,10 +14,11 @@ from jobs.ledger import Entry
 from jobs.local import tail_of
 from jobs.plan import COMPLETED, FAILED
 from jobs.slurm import Slurm
-from jobs.table import table_of
+from jobs.state import UNKNOWN
+from jobs.table import console_of, table_of
 from trainer.errors import UserError
 
-POLL_S = 5.0
+FIRST_POLL_S, POLL_S = 0.5, 5.0
 
 
 def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> int:
@@ -26,8 +26,8 @@ def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> 
 
     Ends with the terminal only: the jobs go on in Slurm when this process is interrupted.
     """
-    console = Console()
-    lost: dict[str, int] = {}
+    pause = min(poll_s, FIRST_POLL_S)
+    console = console_of()
     with Live(console=console, auto_refresh=False) as live:
         while True:
             try:
@@ -37,16 +37,10 @@ def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> 
                 time.sleep(poll_s)
                 continue
             live.update(table_of(entries, states), refresh=True)
-            for entry in entries:  # between two attempts a job may be unknown for a moment
-                lost[entry.run] = lost.get(entry.run, 0) + 1 if states[entry.run].state == "LOST" else 0
-            ended = [
-                entry
-                for entry in entries
-                if states[entry.run].state in (COMPLETED, *FAILED) and lost[entry.run] in (0, 3, 4, 5)
-            ]
-            if len(ended) == len(entries):
+            if all(states[entry.run].state in (COMPLETED, *FAILED, UNKNOWN) for entry in entries):
                 break
-            time.sleep(poll_s)
+            time.sleep(pause)
+            pause = min(poll_s, pause * 1.3)
     failed = [entry for entry in entries if states[entry.run].state != COMPLETED]
     for entry in failed:
         state = states[entry.run]

@@ -19,12 +19,13 @@ from trainer.steps.keeping import Keeper
 from trainer.steps.showing import Show
 
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""Bounds every wait for another rank: a rank that died is an error on the others, never a hang."""
+"""Bounds every wait for another rank once all have met: a rank that died is an error on the others, never a hang."""
 
 
 def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     """Run this rank to the end of the run, or to a saved stop; the exit code."""
-    world = join(info, device=config.trainer.device, run_dir=run_dir, timeout_s=COLLECTIVE_TIMEOUT_S)
+    device, meet_s = config.trainer.device, config.trainer.join_timeout_s
+    world = join(info, device=device, run_dir=run_dir, meet_s=meet_s, timeout_s=COLLECTIVE_TIMEOUT_S)
     try:
         ctx = build(config, run_dir, info, world)
         with ctx.loader, ctx.scorer, Keeper(ctx) as keeper, Show(ctx, keeper) as show:

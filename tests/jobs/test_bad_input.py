@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.hydra_entry import launch_on_slurm
+from jobs.launch import jobs_of
 from jobs.preflight import folder_problems, save_seconds
-from jobs.shape import shape_of
 from jobs.slurm import Slurm, seconds
 from tests.jobs.conftest import point, put
 from trainer.errors import UserError
+from trainer.plan.memory import checkpoint_bytes
+from trainer.plan.model import shape_of as model_shape_of
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,21 @@ from trainer.errors import UserError
         ({"container": {"runtime": "apptainer", "image": "/no.sif"}}, {}, "/no.sif does not exist; build it with"),
         ({"cluster": {"local_folders": ["/tmp"]}}, {}, "shared file system"),
         ({"trainer__total_training_steps": -4}, {}, "total_training_steps=-4"),
+        (
+            {"trainer__n_gpus_per_node": 3, "data__train_batch_size": 64},
+            {},
+            "don't divide over dp=3 ranks (42.67 each); nearest valid: ppo_mini_batch_size=63 or 66",
+        ),
+        ({"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 3}, {}, "nearest valid: world=3"),
+        ({"actor_rollout_ref__model__path": "./no/such/model"}, {}, "model.path=./no/such/model: there is no /"),
+        (
+            {"data__task": None, "data__train_files": ["/no/*.jsonl"]},
+            {},
+            "data.train_files=/no/*.jsonl: there is no /no",
+        ),
+        ({}, {"max_array_size": 0}, "hydra.launcher.max_array_size=0 must be a whole number of at least 1"),
+        ({}, {"array_parallelism": 0.5}, "hydra.launcher.array_parallelism=0.5 must be a whole number"),
+        ({}, {"timeout_min": "1 hour"}, "hydra.launcher.timeout_min=1 hour must be a whole number"),
     ],
 )
 def test_message(
@@ -94,17 +111,38 @@ def test_arrays_are_cut_at_max_array_size(fake: Path, tmp_path: Path, monkeypatc
     assert arrays == ["#SBATCH --array=0-1%2", "#SBATCH --array=0-1%2", "#SBATCH --array=0-0%1"]
 
 
-def test_a_checkpoint_longer_than_the_warning(fake: Path, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").touch()
-    os.truncate(tmp_path / "model.safetensors", 14_000_000_000)  # 7 B parameters; a hole, not 14 GB
-    config = {"actor_rollout_ref": {"model": {"path": str(tmp_path)}}}
-    assert save_seconds(config, shape_of({})) == pytest.approx(112.0)
-    with pytest.raises(UserError, match=r"predicted to take 112 s.*signal_delay_s=60; set it to 198"):
-        launch_on_slurm(
-            [point(0, actor_rollout_ref__model__path=str(tmp_path))],
-            {"ledger": str(tmp_path / "l"), "signal_delay_s": 60},
-            tmp_path / "sweep",
-        )
+SEVEN_B = {
+    "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "intermediate_size": 18944, "vocab_size": 152064, "head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "message"),
+    [
+        ({}, {"signal_delay_s": 60}, r"predicted to take 10\d s.*signal_delay_s=60; set it to 19\d or more"),
+        (
+            {"grace_s": 30},
+            {},
+            r"predicted to take 10\d s.*cluster\.grace_s=30; use a partition with a longer GraceTime",
+        ),
+    ],
+)
+def test_a_checkpoint_longer_than_the_warning(
+    cluster: dict[str, Any], options: dict[str, Any], message: str, fake: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEVEN_B))
+    big = point(0, cluster=cluster, actor_rollout_ref__model__path=str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        launch_on_slurm([big], {"ledger": str(tmp_path / "l"), **options}, tmp_path / "sweep")
+    assert not list(fake.glob("script*"))
+
+
+def test_the_size_of_a_checkpoint_has_one_formula(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEVEN_B))
+    (job,) = jobs_of([point(0, actor_rollout_ref__model__path=str(tmp_path))], tmp_path)
+    size = checkpoint_bytes(model_shape_of(tmp_path), precision="bf16", zero_stage=1)
+    assert save_seconds(job.checked, job.shape) == pytest.approx(size / 1e9 + 1)  # at 1 GB/s; a second to commit
 
 
 def test_run_folder_below_a_file(tmp_path: Path) -> None:

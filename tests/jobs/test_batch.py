@@ -135,10 +135,12 @@ def test_an_attempt_that_died_with_its_node_is_written_down_by_the_next(lab: Lab
     process.wait(timeout=10)
     for orphan in [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, lab.run)]:
         os.kill(int(orphan.name), signal.SIGKILL)
-    (lab.fake / "sacct").write_text("NODE_FAIL|0:0|n1|2026-01-01T00:00:00\nRUNNING|0:0|n2|Unknown\n")
+    begun = read_json(lab.run / "logs/attempt_1/begin.json")["start"]
+    (lab.fake / "sacct").write_text(f"NODE_FAIL|0:0|n1|{int(begun) + 1}\nRUNNING|0:0|n2|Unknown\n")
     assert lab.attempt(restarts=1) == 0
     lost, done = attempts(lab.run)
     assert (lost["cause"], lost["attempt"], lost["nodes"]) == ("node_failure", 1, "n1")
+    assert lost["gpu_s"] == lost["wall_s"] <= 1.0  # as accounting has it, not until the next attempt came
     assert (done["cause"], done["attempt"]) == ("done", 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,18 @@ def test_a_failing_job_stops_no_other_and_is_shown(
 ) -> None:
     monkeypatch.setenv("PLIMSOLL_WORKER_MODULE", "tests.jobs.standin")
     monkeypatch.setenv("STANDIN_STEP_S", "0")
-    points = [point(0, trainer__experiment_name="crash"), point(1, trainer__seed=2)]
+    points = [point(0, trainer__experiment_name="crash"), point(1, trainer__n_gpus_per_node=2)]
     options = {"ledger": str(tmp_path / "l")}
     assert launch_here(points, options, tmp_path / "sweep") == 1
     assert "told to crash" in capsys.readouterr().err
     runs = {e.name: [a["cause"] for a in attempts(Path(e.run))] for e in ledger.read(tmp_path / "l")}
     assert runs == {"sweep/0": ["error"], "sweep/1": ["done"]}
+    good = next(Path(e.run) for e in ledger.read(tmp_path / "l") if e.name == "sweep/1")
+    (line,) = attempts(good)
+    assert (line["nodes"], line["step_from"], line["step_to"], line["requeue"]) == (os.uname().nodename, 0, 20, False)
+    # Two ranks: one attempt, one folder, a log for each and one of what watched them.
+    assert sorted(p.name for p in (good / "logs").iterdir()) == ["attempt_1"]
+    assert {"launcher.log", "rank_0.log", "rank_1.log"} <= {p.name for p in (good / "logs/attempt_1").iterdir()}
     # Again: the completed one is left out, the failed one goes on in its folder.
     assert launch_here(points, options, tmp_path / "again") == 1
     assert "left out 1: launched before as sweep/1 (COMPLETED)" in capsys.readouterr().out

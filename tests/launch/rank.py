@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ def main(run_dir: Path) -> int:
     here = Path(run_dir)
     slurm = sorted(k for k in os.environ if k.startswith(("SLURM_", "PLIMSOLL_SLURM")))
     with (here / f"started_{info.rank}").open("a") as file:
-        file.write(f"{os.getpid()} {info} {slurm} {os.environ['OMP_NUM_THREADS']} {info.master_port}\n")
+        file.write(f"{os.getpid()} {info} {slurm} {os.environ['OMP_NUM_THREADS']}\n")
     sys.stdout.write(f"rank {info.rank} is here\n")
     sys.stdout.flush()
     plan = dict(part.split("=") for part in os.environ.get("RANK_PLAN", "").split(",") if part)
@@ -59,12 +58,6 @@ def act(what: str, here: Path, info: environment.RankInfo) -> int:
         sys.stdout.write("last words\n")
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "port":
-        with socket.socket() as taken:  # on the first turn the port is somebody else's
-            if len((here / f"started_{info.rank}").read_text().splitlines()) == 1:
-                raise RuntimeError("The server socket has failed to bind (EADDRINUSE)")
-            taken.bind(("127.0.0.1", info.master_port or 0))
-        return 0
     if what == "save":
         while signals.requested() is None and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -137,7 +137,7 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
 
 def main(case: dict[str, Any], folder: Path) -> None:
     info = environment.rank_from_environment()
-    world = join(info, device="cpu", run_dir=folder, timeout_s=TIMEOUT_S)
+    world = join(info, device="cpu", run_dir=folder, meet_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
     loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
     loaded.model.model.layers = loaded.model.model.layers[:LAYERS]
     for number, variant in enumerate(case["variants"]):

@@ -52,7 +52,9 @@ def verdict(zero: int) -> str:
 
 
 if __name__ == "__main__":
-    world = join(environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), timeout_s=60)
+    world = join(
+        environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), meet_s=60, timeout_s=60
+    )
     said = {f"sound {zero}": verdict(zero) for zero in range(4)}
     for name, mutate in MUTANTS.items():
         for zero in range(4):

@@ -63,6 +63,7 @@ MAY_CHANGE = (
     "trainer.resume_mode",
     "trainer.resume_from_path",
     "trainer.grace_period_s",
+    "trainer.join_timeout_s",
     "trainer.export_hf",
     "trainer.enable_monitor",
     "trainer.monitor_interval",

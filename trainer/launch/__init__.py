@@ -15,7 +15,6 @@ from typing import IO
 
 from trainer import environment, signals
 from trainer.errors import EXIT_USER, UserError
-from trainer.launch.ports import free_port, is_port_clash
 from trainer.launch.report import ERROR_FILE, Screen, error_of, report_error
 from trainer.launch.watch import Child, Verdict, watch
 
@@ -23,15 +22,15 @@ __all__ = ["new_attempt", "report_error", "run"]
 
 WORKER_MODULE = "PLIMSOLL_WORKER_MODULE"
 """The module that is a rank (tests put a small one here)."""
-PORT_TRIES = 3
 OF_A_SLURM_RANK = {environment.SLURM_SWITCH, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"}
 
 
-def run(config: object, run_dir: Path, ranks: int) -> int:
+def run(config: object, run_dir: Path, ranks: int, attempt: int | None = None) -> int:
     """Run ``ranks`` ranks on this machine to their end and return the run's exit code.
 
-    ``config`` was already frozen to ``<run_dir>/config.yaml``, which is all that a rank reads. The code is that of the
-    rank that failed first; 85 when the ranks saved and want to go on; 0 when all finished.
+    ``config`` was already frozen to ``<run_dir>/config.yaml``, which is all that a rank reads. ``attempt``: whoever
+    calls has made this attempt's log folder; None makes the next one. The code is that of the rank that failed first;
+    85 when the ranks saved and want to go on; 0 when all finished.
     """
     if ranks < 1:
         raise UserError(f"trainer.n_gpus_per_node={ranks}: at least one process is needed; set it to 1 or more.")
@@ -40,21 +39,20 @@ def run(config: object, run_dir: Path, ranks: int) -> int:
         environment.prepare(1)
         signals.install()
         return int(importlib.import_module(module).main(run_dir))
-    attempt, log_dir = new_attempt(run_dir)
+    number, log_dir = new_attempt(run_dir) if attempt is None else (attempt, log_folder(run_dir, attempt))
     screen = Screen(sys.stdout)
-    for turn in range(PORT_TRIES):
-        children = _start(module, run_dir, ranks, attempt, log_dir, screen)
-        verdict = watch(children)
-        if verdict.failed is None:
-            return verdict.code
+    children = _start(module, run_dir, ranks, number, log_dir, screen)
+    verdict = watch(children)
+    if verdict.failed is not None:
         failed = children[verdict.failed]
         text = [error_of(c.log, c.error_file) for c in children][failed.rank]  # of all: each goes to its rank's log
-        if turn + 1 < PORT_TRIES and is_port_clash(text):
-            screen.line("The port for the ranks' meeting was taken by another program; trying the next one.")
-            continue
         _tell(screen, verdict, failed, text)
-        return verdict.code
-    raise AssertionError("unreachable")
+    return verdict.code
+
+
+def log_folder(run_dir: Path, attempt: int) -> Path:
+    """Where the ranks of an attempt (counted from 1) write."""
+    return run_dir / "logs" / f"attempt_{attempt}"
 
 
 def new_attempt(run_dir: Path) -> tuple[int, Path]:
@@ -64,14 +62,13 @@ def new_attempt(run_dir: Path) -> tuple[int, Path]:
     number = 1 + max((int(p.name[8:]) for p in logs.glob("attempt_*") if p.name[8:].isdigit()), default=0)
     while True:
         try:
-            (logs / f"attempt_{number}").mkdir(mode=0o700)
-            return number, logs / f"attempt_{number}"
+            log_folder(run_dir, number).mkdir(mode=0o700)
+            return number, log_folder(run_dir, number)
         except FileExistsError:
             number += 1
 
 
 def _start(module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, screen: Screen) -> list[Child]:
-    port = free_port()
     read_end, write_end = os.pipe()  # every child reads it; only this process holds the write end, for its whole life
     children: list[Child] = []
     try:
@@ -79,7 +76,7 @@ def _start(module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, 
             log = log_dir / f"rank_{rank}.log"
             error_file = log_dir / f"rank_{rank}.error"
             error_file.unlink(missing_ok=True)
-            env = _child_environment(rank, ranks, port) | {
+            env = _child_environment(rank, ranks) | {
                 environment.PARENT_FD: str(read_end),
                 ERROR_FILE: str(error_file),
                 "PLIMSOLL_ATTEMPT": str(attempt),
@@ -113,17 +110,17 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdout
 
 
-def _child_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _child_environment(rank: int, ranks: int) -> dict[str, str]:
     env = dict(os.environ)
     for leaked in [k for k in env if k in OF_A_SLURM_RANK or k.startswith("SLURM_STEP_")]:
         del env[leaked]  # these ranks are ours, whatever task the launcher happens to be
+    env.pop("MASTER_PORT", None)  # rank 0 binds one and publishes it in the run folder
     env.update(
         RANK=str(rank),
         WORLD_SIZE=str(ranks),
         LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         PYTHONUNBUFFERED="1",
     )
     env.update(environment.process_settings(env, ranks))

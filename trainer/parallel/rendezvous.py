@@ -1,4 +1,4 @@
-"""How ranks find each other: a TCP store whose port is probed on rank 0 and published through the run folder."""
+"""How ranks find each other: a TCP store whose port rank 0 binds and publishes in the run folder; then a roll call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from trainer.environment import RankInfo
 from trainer.errors import UserError
 
 FIRST_PORT, LAST_PORT = 10_000, 32_000  # below the ephemeral range, where the kernel hands out ports by itself
+ATTEMPT = "PLIMSOLL_ATTEMPT"
+"""The attempt's number, set by whatever starts the ranks."""
 
 
-def port_for(job: str) -> int:
-    """The first port to try for a job id: the same on every rank, another one for the next job on the node."""
-    return FIRST_PORT + xxh3_64_intdigest(job.encode()) % (LAST_PORT - FIRST_PORT)
+def port_for(name: str) -> int:
+    """Where to begin to look for a port: another one for every name, so that the runs of a node seldom collide."""
+    return FIRST_PORT + xxh3_64_intdigest(name.encode()) % (LAST_PORT - FIRST_PORT)
 
 
 def free_port(start: int, tries: int = 200) -> int:
@@ -39,26 +41,50 @@ def free_port(start: int, tries: int = 200) -> int:
 
 
 def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
-    """The store all ranks share: at ``info.master_port`` where one is given; otherwise rank 0 publishes its own."""
+    """The store all ranks share: at ``info.master_port`` where one is given; otherwise rank 0 publishes its own.
+
+    Raises TimeoutError that names the ranks which did not come within ``timeout_s``.
+    """
     if info.world_size == 1:
         return HashStore()
-    wait = timedelta(seconds=timeout_s)
+    until = time.monotonic() + timeout_s
     if info.master_port is not None:
-        return TCPStore(info.master_addr, info.master_port, info.world_size, info.rank == 0, timeout=wait)
-    job = "-".join(os.environ.get(k, "0") for k in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"))
-    note = run_dir / "rendezvous" / f"{job}.json"
-    if info.rank == 0:
-        return _publish(info, note, port_for(job), wait)
-    return TCPStore(*_read(note, timeout_s), info.world_size, False, timeout=wait)
+        store = _open(info, info.master_addr, info.master_port, timeout_s)
+    else:
+        note = _note(run_dir)
+        if info.rank == 0:
+            store = _publish(info, note, timeout_s)
+        else:
+            store = _open(info, *_read(note, timeout_s), max(1.0, until - time.monotonic()))
+    _roll_call(store, info, timeout_s, until)
+    return store
 
 
-def _publish(info: RankInfo, note: Path, start: int, wait: timedelta) -> TCPStore:
+def _note(run_dir: Path) -> Path:
+    """The file with this attempt's port. An earlier attempt's note must never be taken for it."""
+    attempt, job = os.environ.get(ATTEMPT), os.environ.get("SLURM_JOB_ID")
+    if attempt is None and job is None:
+        raise UserError(
+            "this rank was started with RANK and WORLD_SIZE, but without MASTER_PORT: set it to a port that is free on "
+            "rank 0's machine, or let 'python -m trainer' start the ranks."
+        )
+    of_job = [os.environ[k] for k in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID") if k in os.environ]
+    return run_dir / "rendezvous" / ("-".join([f"attempt_{attempt or 0}", *of_job]) + ".json")
+
+
+def _open(info: RankInfo, addr: str, port: int, timeout_s: float) -> TCPStore:
+    wait = timedelta(seconds=timeout_s)
+    return TCPStore(addr, port, info.world_size, info.rank == 0, timeout=wait, wait_for_workers=False)
+
+
+def _publish(info: RankInfo, note: Path, timeout_s: float) -> TCPStore:
     """Bind first, then tell: a port that another process took between probe and bind is skipped."""
     note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    start = port_for(str(note))
     for _ in range(20):
         port = free_port(start)
         try:
-            store = TCPStore(info.master_addr, port, info.world_size, True, timeout=wait, wait_for_workers=False)
+            store = _open(info, info.master_addr, port, timeout_s)
         except RuntimeError:
             start = port + 1
             continue
@@ -77,4 +103,32 @@ def _read(note: Path, timeout_s: float) -> tuple[str, int]:
             return str(found["addr"]), int(found["port"])
         except (FileNotFoundError, ValueError):
             time.sleep(0.05)
-    raise TimeoutError(f"rank 0 did not publish its port in {note} within {timeout_s:.0f} s")
+    raise TimeoutError(
+        f"rank 0 did not come: no port was published in {note} within trainer.join_timeout_s={timeout_s:g}. Its log "
+        "says why; on several nodes also check that all see the same run folder."
+    )
+
+
+def _roll_call(store: Store, info: RankInfo, timeout_s: float, until: float) -> None:
+    """Wait until every rank has signed in, and name those that have not."""
+    store.set(f"here/{info.rank}", socket.gethostname())
+    keys = [f"here/{rank}" for rank in range(info.world_size)]
+    late = 0.0 if info.rank == 0 else 2.0  # rank 0 holds the store: it is the one to tell, the others wait for its word
+    try:
+        store.wait(keys, timedelta(seconds=max(0.1, until + late - time.monotonic())))
+    except RuntimeError as error:
+        missing = _absent(store, info.world_size)
+        if missing is None:
+            raise RuntimeError("rank 0 has left the ranks' meeting; its log says why") from error
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise TimeoutError(
+            f"{len(missing)} of {info.world_size} ranks did not come within trainer.join_timeout_s={timeout_s:g}: rank "
+            f"{names}. Look into their logs; where images or file systems start slowly, raise the key."
+        ) from None
+
+
+def _absent(store: Store, size: int) -> list[int] | None:
+    try:
+        return [rank for rank in range(size) if not store.check([f"here/{rank}"])]
+    except RuntimeError:
+        return None

@@ -88,10 +88,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def join(info: RankInfo, *, device: str, run_dir: Path, timeout_s: float) -> World:
+def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s: float) -> World:
     """Meet the other ranks and make the process groups.
 
-    ``timeout_s`` bounds every collective: a rank that died is an error on the others, never a hang.
+    ``meet_s`` bounds the wait for ranks that start late, ``timeout_s`` every collective: a rank that died is an error
+    on the others, never a hang.
     """
     where = choose_device(device, info.local_rank)
     if where.type == "cpu":
@@ -99,7 +100,7 @@ def join(info: RankInfo, *, device: str, run_dir: Path, timeout_s: float) -> Wor
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # DeepSpeed reads its local rank from the environment and takes it for the number of the GPU.
     os.environ["LOCAL_RANK"] = str(info.local_rank if where.index is None else where.index)
-    store = meet(info, run_dir=run_dir, timeout_s=timeout_s)
+    store = meet(info, run_dir=run_dir, timeout_s=meet_s)
     dist.init_process_group(
         "gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=store,

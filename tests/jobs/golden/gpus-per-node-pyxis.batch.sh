@@ -52,7 +52,7 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
 
 before=""
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
-  before=$(timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
+  before=$(SLURM_TIME_FORMAT=%s timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
 PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before") || exit 1
 [ "$PLIMSOLL_ATTEMPT" != stop ] || exit 1
 export PLIMSOLL_ATTEMPT LOGS=$RUN/logs/attempt_$PLIMSOLL_ATTEMPT

@@ -91,6 +91,8 @@ class Trainer(Section):
     """Checkpoint folder ``step_N`` to continue from."""
     grace_period_s: NonNegative
     """Seconds between the warning signal and the kill: a save has to fit."""
+    join_timeout_s: Positive
+    """How long ranks wait for each other at the start, s; those that don't come are named."""
     export_hf: bool
     """Write the trained model as a Hugging Face folder at the end."""
     enable_monitor: bool
