@@ -29,7 +29,7 @@ from trainer.checkpoint.mirror import Mirror, fetch_newer
 from trainer.checkpoint.numbers import Numbers
 from trainer.checkpoint.restore import Restored, Saved, load_engine, load_states
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.checkpoint.snapshot import Copy, make_plan, put_large, put_small
+from trainer.checkpoint.snapshot import Captured, Plan, Planner, fill
 from trainer.checkpoint.writing import WriterClient
 from trainer.errors import UserError
 
@@ -62,6 +62,7 @@ class Checkpointer:
         self._stream = torch.cuda.Stream() if pinned else None  # type: ignore[no-untyped-call]
         self._buffers = [HostBuffer(nbytes, pinned=pinned) for _ in range(slots)]
         self._writer = WriterClient([b.fd for b in self._buffers], settings.disk)
+        self._planner = Planner(ds_engine, rank)
         self._copying: Save | None = None
         self._committer = Committer(
             self.root, settings, self._disk, writer=self._writer, numbers=self._numbers, fence=self._fence,
@@ -87,21 +88,17 @@ class Checkpointer:
         if not self._ranks.all(self._committer.has_room):
             self._numbers.add("skipped")
             return False
-        plan = make_plan(self._ds, step, self._ranks.rank, rank_state, global_state)
-        slot = self._committer.take_slot()
-        buffer = self._buffers[slot]
-        buffer.grow(plan.size)
+        captured = self._planner.capture(step, rank_state, global_state)
         manifest = Manifest(
             step=step, attempt=self._attempt, world_size=self._ranks.size, zero_stage=zero_stage(self._ds),
             config_hash=self._config_hash, created=time.time(), metric=metric,
             metric_name=self._settings.best_metric, about=about or {},
         )  # fmt: skip
-        save = Save(plan, slot, manifest)
-        large = put_small(plan, buffer)
+        save = Save(Plan(), self._committer.take_slot(), manifest)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         self._copying = save
-        threading.Thread(target=self._copy, args=(save, large), name="checkpoint-copy", daemon=True).start()
+        threading.Thread(target=self._copy, args=(save, captured), name="checkpoint-copy", daemon=True).start()
         self._committer.put(save)
         if blocking:
             self._wait_for_copy()
@@ -231,13 +228,14 @@ class Checkpointer:
             return weights * 3 if self._ranks.rank == 0 else 0
         return masters * 12 + (weights if self._ranks.rank == 0 and zero_stage(self._ds) < 3 else 0)
 
-    def _copy(self, save: Save, large: list[Copy]) -> None:
+    def _copy(self, save: Save, captured: Captured) -> None:
         began = time.perf_counter()
         try:
-            put_large(large, self._buffers[save.slot], self._stream)
+            plan = self._planner.plan(captured)
+            fill(plan, self._buffers[save.slot], self._stream)
+            save.plan = plan
             self._numbers.put(copy_s=time.perf_counter() - began)
         except Exception as error:
-            save.plan.files.clear()
             self._numbers.fail(f"checkpoint of step {save.step}: the copy to host memory failed: {error}")
         finally:
             save.copied.set()

@@ -1,14 +1,18 @@
-"""One rank's share of a checkpoint as images of its files in a host buffer: planned in the training thread, filled with
-the weights in the background while these rest.
+"""One rank's share of a checkpoint as images of its files in a host buffer: captured in the training thread, laid out
+and filled in the background while the weights rest.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +22,10 @@ from trainer.checkpoint.buffers import HostBuffer
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.fragments import WEIGHT, Fragment, fragments, shapes, zero_stage
 
-EAGER = 64 << 10
-"""Tensors up to so many bytes are copied at once; they may be counters that change before the next optimizer step."""
 CHUNK = 16 << 20
+NICENESS = 10
+COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+"""Of DeepSpeed's engine."""
 _PAGE = 4096
 Span = tuple[int, int, str, int, str]
 """A saved tensor: address, bytes, file, offset in it, device."""
@@ -53,13 +58,14 @@ class Plan:
         start = self._open(path, len(data))
         self.pieces.append((start, data))
 
-    def add_archive(self, path: str, archive: Archive) -> None:
-        """A torch file whose tensors are still to be copied."""
+    def add_archive(self, path: str, archive: Archive, instead: Mapping[int, Tensor]) -> None:
+        """A torch file whose tensors are still to be copied; ``instead`` of those at some addresses, others."""
         start = self._open(path, archive.size)
         self.pieces += [(start + offset, data) for offset, data in archive.pieces]
         for leaf in archive.leaves:
             if leaf.nbytes:
-                self.copies.append(Copy(leaf.tensor.contiguous().view(-1), start + leaf.offset))
+                tensor = instead.get(leaf.tensor.data_ptr(), leaf.tensor)
+                self.copies.append(Copy(tensor.contiguous().view(-1), start + leaf.offset))
 
     def _open(self, path: str, length: int) -> int:
         start = self.size
@@ -73,6 +79,20 @@ def tag_of(step: int) -> str:
     return f"global_step{step}"
 
 
+@dataclass(frozen=True)
+class Captured:
+    """What one save is of, and copies of what training may change before the next optimizer step."""
+
+    step: int
+    states: dict[str, Any]
+    """DeepSpeed's state dicts, with live tensors."""
+    own: dict[str, bytes]
+    """Our own states, by path."""
+    counters: dict[str, int]
+    buffers: dict[int, Tensor]
+    """The modules' buffers as they were, by the address of the live one: a forward pass may change them."""
+
+
 class Planner:
     """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved."""
 
@@ -81,22 +101,32 @@ class Planner:
         self._spans: list[Span] = []
         self._places = "[]"
 
-    def plan(self, step: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Plan:
-        """All files of this rank. Collective; the tensors' contents are not touched yet."""
-        archives = {path: lay_out(states) for path, states in capture.capture(self._ds, tag_of(step)).items()}
-        plan = Plan()
-        plan.add_bytes(f"state/rank_{self._rank}.safetensors", state.encode(rank_state))
-        plan.add_bytes(f"state/index_{self._rank}.json", self._index(archives))
+    def capture(self, step: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Captured:
+        """What has to be done in the training thread. Collective."""
+        own = {f"state/rank_{self._rank}.safetensors": state.encode(rank_state)}
         if self._rank == 0:
-            plan.add_bytes("state/global.safetensors", state.encode(global_state))
-            plan.add_bytes("latest", tag_of(step).encode())
-            for name, script in capture.scripts().items():
-                plan.add_bytes(name, script)
+            own |= {"state/global.safetensors": state.encode(global_state), "latest": tag_of(step).encode()}
+            own |= capture.scripts()
+        return Captured(
+            step,
+            capture.capture(self._ds, tag_of(step)),
+            own,
+            {name: getattr(self._ds, name) for name in COUNTERS},
+            {b.data_ptr(): b.detach().clone() for b in self._ds.module.buffers()},
+        )
+
+    def plan(self, captured: Captured) -> Plan:
+        """All files of this rank. In any thread, while the weights rest; the tensors' contents are not touched yet."""
+        archives = {path: lay_out(states) for path, states in captured.states.items()}
+        plan = Plan()
+        for path, data in captured.own.items():
+            plan.add_bytes(path, data)
+        plan.add_bytes(f"state/index_{self._rank}.json", self._index(archives, captured.counters))
         for path, archive in archives.items():
-            plan.add_archive(path, archive)
+            plan.add_archive(path, archive, captured.buffers)
         return plan
 
-    def _index(self, archives: dict[str, Archive]) -> bytes:
+    def _index(self, archives: dict[str, Archive], counters: dict[str, int]) -> bytes:
         """Where each fragment's bytes lie: what restoring reads instead of unpickling anything."""
         spans = [
             (leaf.tensor.data_ptr(), leaf.nbytes, path, leaf.offset, str(leaf.tensor.device))
@@ -107,47 +137,29 @@ class Planner:
         if spans != self._spans:
             self._places = json.dumps(_rows(self._ds, self._rank, sorted(spans)))
             self._spans = spans
-        ds = self._ds
-        rest = {
-            "shapes": {name: list(shape) for name, shape in shapes(ds).items()} if self._rank == 0 else {},
-            "counters": {"global_steps": ds.global_steps, "global_samples": ds.global_samples,
-                         "skipped_steps": ds.skipped_steps, "micro_steps": ds.micro_steps},
-        }  # fmt: skip
-        return f'{{"fragments": {self._places}, {json.dumps(rest)[1:]}'.encode()
+        full = {name: list(shape) for name, shape in shapes(self._ds).items()} if self._rank == 0 else {}
+        rest = json.dumps({"shapes": full, "counters": counters})
+        return f'{{"fragments": {self._places}, {rest[1:]}'.encode()
 
 
-def make_plan(ds: Any, step: int, rank: int, rank_state: dict[str, Any], global_state: dict[str, Any]) -> Plan:
-    """See ``Planner.plan``."""
-    return Planner(ds, rank).plan(step, rank_state, global_state)
-
-
-def put_small(plan: Plan, buffer: HostBuffer) -> list[Copy]:
-    """Copy headers and everything small; returns the large copies that are left."""
-    view = memoryview(buffer.data.numpy())  # type: ignore[arg-type]
+def fill(plan: Plan, buffer: HostBuffer, stream: Any = None) -> None:
+    """Copy everything into ``buffer``. On a GPU through a side stream; on the CPU in this thread, without the GIL and
+    at a priority lowered for good: so it takes what the step that is running leaves.
+    """
+    with torch.cuda.stream(stream):  # its device too: this is a new thread
+        buffer.grow(plan.size)
+    whole = buffer.data.numpy()
     for offset, data in plan.pieces:
-        view[offset : offset + len(data)] = data
-    large = []
-    for copy in plan.copies:
-        if copy.nbytes > EAGER:
-            large.append(copy)
-        elif copy.source.device.type == "cpu":
-            view[copy.offset : copy.offset + copy.nbytes] = memoryview(copy.source.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        else:
-            buffer.data[copy.offset : copy.offset + copy.nbytes].copy_(copy.source.view(torch.uint8))
-    return large
-
-
-def put_large(copies: list[Copy], buffer: HostBuffer, stream: Any = None) -> None:
-    """Copy the weights and moments. On a GPU through a side stream; on the CPU in one thread, without the GIL."""
+        whole[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
     if stream is not None:
         with torch.cuda.stream(stream):
-            for copy in copies:
+            for copy in plan.copies:
                 target = buffer.data[copy.offset : copy.offset + copy.nbytes]
                 target.copy_(copy.source.view(torch.uint8), non_blocking=True)
         stream.synchronize()
         return
-    whole = buffer.data.numpy()
-    for copy in copies:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    for copy in plan.copies:
         source = copy.source.view(torch.uint8).numpy()
         # numpy copies in one thread: torch would wake its pool and take cores away from the step that is running.
         for first in range(0, copy.nbytes, CHUNK):

@@ -38,8 +38,10 @@ def main(disk_spec: str, *fds: str) -> int:
             data.release()
         except OSError as error:
             answer = {"error": f"{error.strerror or error} ({job['folder']})", "errno": error.errno}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+        except BrokenPipeError:
+            break  # the rank died in the meantime
     return 0
 
 
