@@ -20,6 +20,9 @@ from jobs.causes import BAD_NODE, NODE_FAILURE, PREEMPTED, Ending, cause_of, cau
 from jobs.records import append_line, attempts, last_attempt, log_folder, newest_write, read_json, write_json
 from jobs.slurm import seconds
 
+ASKED_BY = ("USR2", "TERM", "INT", "TIME")
+"""What the trainer's ``exit.json`` may name: a signal, or the job's end time coming near."""
+
 
 def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: float) -> str:
     """Open the next attempt; ``sacct`` is its output for this job, one ``State|ExitCode|NodeList|End`` per line."""
@@ -52,7 +55,7 @@ def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str,
     slurm = parse_show_job(scontrol)
     seen = Ending(
         exit_code=exit_code,
-        asked_by=mine.get("cause") if mine.get("cause") in ("USR2", "TERM", "INT") else None,
+        asked_by=mine.get("cause") if mine.get("cause") in ASKED_BY else None,
         slurm=slurm,
         restarts=int(started.get("restarts", 0)),
         elapsed_s=now - float(started.get("start", now)),

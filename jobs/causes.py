@@ -37,7 +37,7 @@ class Ending:
     exit_code: int
     """Of srun: the highest of all ranks."""
     asked_by: str | None = None
-    """The signal the trainer's ``exit.json`` of this attempt names: USR2, TERM or INT."""
+    """What the trainer's ``exit.json`` of this attempt names: USR2, TERM, INT, or TIME when it saw the limit coming."""
     slurm: Mapping[str, str] | None = None
     """Fields of ``scontrol show job`` (JobState, PreemptTime, Restarts, ...)."""
     restarts: int = 0
@@ -70,7 +70,11 @@ def cause_of(end: Ending) -> str:
         return REQUEUED
     if slurm.get("JobState") == "NODE_FAIL":
         return NODE_FAILURE
-    if end.elapsed_s >= end.limit_s or (not taken and end.elapsed_s >= end.limit_s - end.signal_delay_s - EARLY_S):
+    if (
+        end.asked_by == "TIME"
+        or end.elapsed_s >= end.limit_s
+        or (not taken and end.elapsed_s >= end.limit_s - end.signal_delay_s - EARLY_S)
+    ):
         return TIMEOUT
     return CANCELLED if taken or end.asked_by == "INT" else SIGNALLED
 

@@ -34,6 +34,8 @@ LATE = {"elapsed_s": 3500.0, "limit_s": 3600.0, "signal_delay_s": 120.0}
         ("signalled", Ending(exit_code=85, slurm=RUNNING, elapsed_s=5, limit_s=3600, signal_delay_s=120)),
         ("timeout", Ending(exit_code=85, slurm=RUNNING, **LATE)),
         ("timeout", Ending(exit_code=85, slurm=RUNNING, elapsed_s=3421, limit_s=3600, signal_delay_s=120)),
+        # Steps are long: the trainer saved before Slurm warned it.
+        ("timeout", Ending(exit_code=85, asked_by="TIME", slurm=RUNNING, elapsed_s=1800, limit_s=3600)),
         # One rank saved and left first, srun ended the others: the trainer's own note decides.
         ("timeout", Ending(exit_code=137, asked_by="USR2", slurm=RUNNING, **LATE)),
         ("timeout", Ending(exit_code=85, slurm={"JobState": "COMPLETING"}, elapsed_s=3605, limit_s=3600)),
