@@ -25,5 +25,6 @@ def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
         load[lightest] += cost[block]
     if cost.size and ranks > 1:
         nothing = np.zeros(cost.size, np.int64)
-        bins = improve(bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, GOAL / 10, moves=False)
+        enough = (1.0 + GOAL / 10) * float(cost.sum()) / ranks
+        bins = improve(bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, enough, moves=False)
     return [np.flatnonzero(bins == r) for r in range(ranks)]

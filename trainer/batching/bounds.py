@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from trainer.batching.cost import Floats, Ints
+from trainer.batching.cost import CostModel, Floats, Ints
+from trainer.batching.units import Cargo
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Bounds of one step."""
+
+    micro_batches: int
+    """Fewest micro-batches on the busiest rank."""
+    path: float
+    """Least critical path in units of cost, fixed costs of micro-batches left out."""
+
+
+def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
+    """What no plan of ``cargo`` can beat; a shared prompt counts once."""
+    own, own_cost = cargo.own_tokens(), cargo.own_costs(cost)
+    tokens, weight = int(own.sum()), float(own_cost.sum())
+    if cargo.shared:
+        prompts = cargo.prompts[np.unique(cargo.groups, return_index=True)[1]]
+        tokens, weight = tokens + int(prompts.sum()), weight + float(cost(prompts).sum())
+    fewest = micro_batches_bound(own, budgets, total=tokens)
+    return Proof(fewest, path_bound(own_cost, own, budgets, total=weight, sync=sync))
 
 
 def bins_bound(tokens: Ints, cap: int) -> int:
@@ -19,7 +43,7 @@ def bins_bound(tokens: Ints, cap: int) -> int:
     sums = np.concatenate([[0], np.cumsum(up)])
     best = -(-int(sums[-1]) // cap)
     half = int(np.searchsorted(up, cap / 2, side="right"))  # first item above half of the cap
-    thresholds = np.unique(up[:half])
+    thresholds = up[:half]
     first = np.searchsorted(up, thresholds, side="left")  # items of at least a
     alone = np.searchsorted(up, cap - thresholds, side="right")  # items above cap - a
     big = up.size - half

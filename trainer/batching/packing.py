@@ -6,28 +6,34 @@ Bins are numbered row by row: bin ``k * ranks + r`` is micro-batch k of rank r.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
 from trainer.batching.cost import Floats, Ints
 
+TIGHT = 0.18
+"""Room left in a bin, in mean units, below which units are packed by size instead of spread by weight."""
+
 
 def open_bins(tokens: Ints, cap: int) -> Ints:
     """Bin of each unit by best-fit decreasing, opening bins of ``cap`` tokens as needed. Bins count from 0."""
-    room: list[tuple[int, int]] = []
-    out = np.empty(tokens.size, np.int64)
+    many = int(tokens.size)
+    # One number a bin, its room and then its index: numbers are found faster than pairs.
+    room: list[int] = []
+    out = np.empty(many, np.int64)
+    order = np.argsort(-tokens, kind="stable")
+    chosen = []
     count = 0
-    sizes = tokens.tolist()
-    for u in np.argsort(-tokens, kind="stable").tolist():
-        size = sizes[u]
-        at = bisect_left(room, (size, -1))
+    for size in (tokens[order] * many).tolist():
+        at = bisect_left(room, size)
         if at < len(room):
-            left, b = room.pop(at)
+            left = room.pop(at)
         else:
-            left, b, count = cap, count, count + 1
-        out[u] = b
-        insort(room, (left - size, b))
+            left, count = cap * many + count, count + 1
+        chosen.append(left % many)
+        insort(room, left - size)
+    out[order] = chosen
     return out
 
 
@@ -40,40 +46,43 @@ def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -
     out = np.empty(tokens.size, np.int64)
     counts = [0] * len(caps)
     order = np.lexsort((-tokens, buckets, rank))
-    room: list[tuple[int, int]] = []
+    many = int(tokens.size)
+    room: list[int] = []  # of the bins of one rank and bucket: room x many + bin
     at_rank, at_bucket, total = 0, -1, 0
     numbers = []
-    parts = zip(rank[order].tolist(), buckets[order].tolist(), tokens[order].tolist(), strict=True)
+    parts = zip(rank[order].tolist(), buckets[order].tolist(), (tokens[order] * many).tolist(), strict=True)
     for r, bucket, size in parts:
         if r != at_rank or bucket != at_bucket:
             if r != at_rank:
                 total += sum(max(1, c) for c in counts[at_rank:r])
             room, at_rank, at_bucket = [], r, bucket
-        at = bisect_left(room, (size, -1))
+        at = bisect_left(room, size)
         if at < len(room):
-            left, b = room.pop(at)
+            left = room.pop(at)
         else:
-            left, b = caps[r], counts[r]
+            left = caps[r] * many + counts[r]
             counts[r] += 1
-        numbers.append(total + b)
-        insort(room, (left - size, b))
+        numbers.append(total + left % many)
+        insort(room, left - size)
     out[order] = numbers
     return out, np.maximum(1, np.array(counts, np.int64))
 
 
 def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
     """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
-    room = sorted((int(c), b) for b, c in enumerate(caps.tolist()))
+    many = int(caps.size)
+    room = sorted(cap * many + b for b, cap in enumerate(caps.tolist()))
     out = np.empty(tokens.size, np.int64)
-    sizes = tokens.tolist()
-    for u in np.argsort(-tokens, kind="stable").tolist():
-        size = sizes[u]
-        at = bisect_left(room, (size, -1))
-        if at == len(room):
+    order = np.argsort(-tokens, kind="stable")
+    chosen = []
+    for size in (tokens[order] * many).tolist():
+        at = bisect_left(room, size)
+        if at == many:
             return None
-        left, b = room.pop(at)
-        out[u] = b
-        insort(room, (left - size, b))
+        left = room.pop(at)
+        chosen.append(left % many)
+        insort(room, left - size)
+    out[order] = chosen
     return out
 
 
@@ -84,27 +93,33 @@ def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) 
     Bins without room wait in a heap of their own until a unit comes that they hold.
     """
     load = [(0.0, b) for b in range(caps.size)]
-    heapify(load)
     waiting: list[tuple[int, float, int]] = []
     room = caps.tolist()
     out = np.empty(tokens.size, np.int64)
-    sizes, weights = tokens.tolist(), cost.tolist()
-    for u in np.argsort(-cost, kind="stable").tolist():
-        size = sizes[u]
+    order = np.argsort(-cost, kind="stable")
+    chosen = []
+    for weight, size in zip(cost[order].tolist(), tokens[order].tolist(), strict=True):
         while waiting and -waiting[0][0] >= size:
-            _, weight, b = heappop(waiting)
-            heappush(load, (weight, b))
+            _, held, b = heappop(waiting)
+            heappush(load, (held, b))
         while load and room[load[0][1]] < size:
-            weight, b = heappop(load)
-            heappush(waiting, (-room[b], weight, b))
+            held, b = heappop(load)
+            heappush(waiting, (-room[b], held, b))
         if not load:
             return None
-        weight, b = heappop(load)
-        out[u] = b
+        held, b = load[0]
+        chosen.append(b)
         if fills:
             room[b] -= size
-        heappush(load, (weight + weights[u], b))
+        heapreplace(load, (held + weight, b))
+    out[order] = chosen
     return out
+
+
+def tight(tokens: Ints, budgets: Ints, rows: int) -> bool:
+    """Whether caps leave so little room that the lightest bin would be full before the last units come."""
+    held, bins = int(tokens.sum()), rows * int(budgets.size)
+    return 2 * tokens.size > 3 * bins and (rows * int(budgets.sum()) - held) * tokens.size < TIGHT * held * bins
 
 
 def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
@@ -155,7 +170,7 @@ def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
     if rows < 1:
         return None
     caps = np.tile(budgets, rows)
-    bins = lightest_fit(cost, tokens, caps)
+    bins = None if tight(tokens, budgets, rows) else lightest_fit(cost, tokens, caps)
     if bins is None:
         bins = best_fit(tokens, caps)
     if bins is None:

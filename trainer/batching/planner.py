@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainer.batching import bounds, search
+from trainer.batching import search
+from trainer.batching.bounds import Proof, prove
 from trainer.batching.buckets import assign_buckets
 from trainer.batching.cost import TOKENS, CostModel, Ints
 from trainer.batching.inputs import (
@@ -138,8 +139,10 @@ def plan(
     budgets = check_budgets(budget, ranks)
     check_fits(sizes, budgets)
     cargo = make_cargo(sizes, groups, prompt_lengths, buckets, bucket_by, keep_groups, share_prompts)
-    layout = search.search(cargo, model, budgets, sync, keep_groups=keep_groups)
-    return finish(cargo, model, budgets, sync, layout, began)
+    proof = prove(cargo, model, budgets, sync)
+    layout = search.search(cargo, model, budgets, sync, proof, keep_groups=keep_groups)
+    ordered = layout.ordered(cargo, model, together=sync == "micro")
+    return weigh_plan(cargo, model, budgets, sync, ordered, began, proof)
 
 
 def make_cargo(
@@ -172,14 +175,10 @@ def make_cargo(
     return Cargo(sizes, prompts if shared and prompts is not None else np.zeros(n, np.int64), grouped, which, shared)
 
 
-def finish(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float) -> Plan:
-    """Order a layout heavy to light, weigh it, prove the cap and state the bounds."""
-    ordered = layout.ordered(cargo, cost, together=sync == "micro")
-    return weigh_plan(cargo, cost, budgets, sync, ordered, began)
-
-
-def weigh_plan(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float) -> Plan:
-    """The plan of a given layout: weigh it, prove the cap and state the bounds. ``began``: of perf_counter."""
+def weigh_plan(
+    cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float, proof: Proof
+) -> Plan:
+    """The plan of a given layout: weigh it, check the cap and state the bounds. ``began``: of perf_counter."""
     tokens, weights = layout.weigh(cargo, cost)
     caps = np.repeat(budgets, layout.counts)
     if (tokens > caps).any():
@@ -189,13 +188,6 @@ def weigh_plan(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout:
         path = float(np.bincount(rank, weights + cost.overhead).max())
     else:
         path = float((weights + cost.overhead).reshape(layout.counts.size, -1).max(0).sum())
-    own, own_cost = cargo.own_tokens(), cargo.own_costs(cost)
-    least_tokens, least_cost = int(own.sum()), float(own_cost.sum())
-    if cargo.shared:
-        prompts = cargo.prompts[np.unique(cargo.groups, return_index=True)[1]]
-        least_tokens, least_cost = least_tokens + int(prompts.sum()), least_cost + float(cost(prompts).sum())
-    fewest = bounds.micro_batches_bound(own, budgets, total=least_tokens)
-    bound = bounds.path_bound(own_cost, own, budgets, total=least_cost, sync=sync)
     return Plan(
         micro_batches=layout.members(),
         tokens=per_rank(tokens.tolist(), layout.counts),
@@ -203,8 +195,8 @@ def weigh_plan(cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout:
         budgets=budgets,
         sync=sync,
         critical_path=path,
-        critical_path_bound=bound + cost.overhead * fewest,
-        micro_batches_bound=fewest,
+        critical_path_bound=proof.path + cost.overhead * proof.micro_batches,
+        micro_batches_bound=proof.micro_batches,
         tokens_saved=int(cargo.lengths.sum()) - int(tokens.sum()),
         cargo=cargo,
         cost=cost,

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from trainer.batching.bounds import prove
 from trainer.batching.budget import lowered_budget
 from trainer.batching.cost import Ints
 from trainer.batching.inputs import BUDGET_KEYS
@@ -53,7 +54,8 @@ def after_out_of_memory(plan: Plan, k: int, ranks: Collection[int], *, key: str 
     else:
         layout = [[mb for p in rank for mb in p] for rank in parts]
     done = plan.budgets if k else budgets  # what ran before keeps the cap it ran under
-    recovered = weigh_plan(plan.cargo, plan.cost, done, plan.sync, Layout.of(layout), began)
+    proof = prove(plan.cargo, plan.cost, done, plan.sync)
+    recovered = weigh_plan(plan.cargo, plan.cost, done, plan.sync, Layout.of(layout), began, proof)
     return replace(recovered, budgets=budgets)
 
 

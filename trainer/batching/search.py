@@ -7,10 +7,9 @@ from itertools import count
 import numpy as np
 
 from trainer.batching import packing
-from trainer.batching.bounds import path_bound
+from trainer.batching.bounds import Proof
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.layout import Layout
-from trainer.batching.level import level
 from trainer.batching.refine import Refiner
 from trainer.batching.units import Cargo, Units, pieces, singles, stowages
 
@@ -19,34 +18,39 @@ ROW_WORTH = 2e-3
 TIGHT = 0.93
 """Only micro-batches as full as this on average can be so cramped by their caps that one more of them helps."""
 GOAL = 5e-5
-"""Refinement stops this close to the perfect split."""
-PASSES, TRIES = 6, 24
-"""Passes of bulk levelling, and single exchanges after them."""
-MANY_ROWS = 32
-"""From here on rows are dealt and refined three times: new neighbours give new exchanges."""
+"""Refinement stops this close to what no plan can beat."""
+WORK_PER_UNIT, LEAST_WORK, MOST_WORK = 10, 2560, 32_768
+"""Units that refinement may look at: what 5 ms hold for 256 units, 100 ms for 8,192."""
+ROUNDS = 3
+"""Times that rows are refined, with new neighbours each time, which give new exchanges."""
+PASSES = 4
+"""Passes of levelling in each round."""
 FINALISTS = 3
 """Ways of cutting groups that are refined; the others are judged by their greedy layout."""
 
 
-def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, *, keep_groups: bool) -> Layout:
-    """A layout of ``cargo`` under ``budgets`` for the regime ``sync``."""
+def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool) -> Layout:
+    """A layout of ``cargo`` under ``budgets`` for the regime ``sync``. ``proof`` says when to stop."""
     if not cargo.lengths.size:
         return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
     if not (cargo.shared or keep_groups):
-        return stow(singles(cargo, cost), budgets, sync, cost.overhead)
+        return stow(singles(cargo, cost), budgets, sync, cost.overhead, proof)
     cap = int(budgets.min())
     if keep_groups:
-        return stow(pieces(cargo, cost, cargo.lengths.size, cap), budgets, sync, cost.overhead)
+        return stow(pieces(cargo, cost, cargo.lengths.size, cap), budgets, sync, cost.overhead, proof)
     ways = stowages(cargo, cost, cap)
-    rough = [critical_path(stow(w, budgets, sync, cost.overhead, refine=False), cargo, cost, sync) for w in ways]
+    rough = [critical_path(stow(w, budgets, sync, cost.overhead, proof, refine=False), cargo, cost, sync) for w in ways]
     best = sorted(range(len(ways)), key=rough.__getitem__)[:FINALISTS]
-    layouts = [stow(ways[w], budgets, sync, cost.overhead) for w in sorted(best)]
+    layouts = [stow(ways[w], budgets, sync, cost.overhead, proof) for w in sorted(best)]
     return min(layouts, key=lambda layout: critical_path(layout, cargo, cost, sync))
 
 
-def stow(units: Units, budgets: Ints, sync: str, overhead: float, *, refine: bool = True) -> Layout:
+def stow(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof, *, refine: bool = True) -> Layout:
     """The layout of sequences that one way of cutting units gives."""
-    layout = by_step(units, budgets, refine) if sync == "step" else by_micro(units, budgets, overhead, refine)
+    if sync == "step":
+        layout = by_step(units, budgets, proof, refine)
+    else:
+        layout = by_micro(units, budgets, overhead, proof, refine)
     bins = np.empty(units.members.size, np.int64)
     bins[units.members] = np.repeat(layout.bins, np.diff(units.starts))
     return Layout(bins, layout.counts)
@@ -67,58 +71,53 @@ def improve(
     buckets: Ints,
     budgets: Ints,
     rows: int,
-    goal: float,
+    enough: float,
     *,
     fills: bool = True,
     moves: bool = True,
 ) -> Ints:
-    """Better bins: levelled in bulk, then one exchange at a time. What 5 ms hold for 256 units, 100 ms for 8,192.
-
-    Between these, whole bins change places so that those of like weight share a row, which never lengthens the path.
-    Nothing is tried once the path is within ``goal`` of what no plan can beat. Many rows get more tries: their caps are
-    small beside the cargo, so that every row has a rest of its own to level.
-    """
-    bound = path_bound(cost, tokens, budgets, total=float(cost.sum()), sync="micro" if rows > 1 else "step")
-    enough = (1.0 + goal) * bound
-    half = (PASSES + rows // 8) // 2
-    for _ in range(2):
-        if _path(bins, cost, rows, int(budgets.size)) <= enough:
-            return bins
-        bins = level(bins, cost, tokens, buckets, budgets, rows, passes=half, goal=goal, fills=fills, moves=moves)
-        bins = _alike(bins, cost, budgets, rows)
+    """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or the work is done."""
     if _path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
-    for _ in range(3 if rows > MANY_ROWS else 1):
-        refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, fills=fills, moves=moves)
-        refiner.run(TRIES + 2 * (rows - 1), goal)
-        bins = _alike(refiner.bins[: cost.size], cost, budgets, rows)
-    return bins
+    work = min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK)
+    refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
+    path = np.inf
+    for _ in range(ROUNDS):
+        before = path
+        refiner.level(PASSES)
+        refiner.run()
+        if rows == 1:
+            break
+        refiner.alike()
+        path = refiner.path()
+        if path <= enough or path > before - refiner.tiny or refiner.work <= 0:
+            break
+    return refiner.bins()
 
 
-def _alike(bins: Ints, cost: Floats, budgets: Ints, rows: int) -> Ints:
-    if rows == 1:
-        return bins
-    load = np.bincount(bins, cost, minlength=rows * budgets.size).astype(np.float64)
-    return packing.deal(load, budgets)[bins]
+def least_path(units: Units, budgets: Ints, proof: Proof) -> float:
+    """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is cut."""
+    return max(proof.path, float(units.cost.sum()) / budgets.size)
 
 
-def by_step(units: Units, budgets: Ints, refine: bool) -> Layout:
+def by_step(units: Units, budgets: Ints, proof: Proof, refine: bool) -> Layout:
     """Ranks first (equal cost), then as few micro-batches as fit inside each rank."""
     rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
     if rank is None:
         raise AssertionError("a unit is larger than every budget")
     if refine:
         alike = np.zeros(len(units), np.int64)
-        rank = improve(rank, units.cost, units.tokens, alike, budgets, 1, GOAL / 10, fills=False)
+        enough = (1.0 + GOAL / 10) * least_path(units, budgets, proof)
+        rank = improve(rank, units.cost, units.tokens, alike, budgets, 1, enough, fills=False)
     bins, counts = packing.open_bins_of_ranks(units.tokens, rank, units.buckets, budgets)
     return Layout(bins, counts)
 
 
-def by_micro(units: Units, budgets: Ints, overhead: float, refine: bool) -> Layout:
+def by_micro(units: Units, budgets: Ints, overhead: float, proof: Proof, refine: bool) -> Layout:
     """Equal counts on all ranks: the number of rows that gives the shortest critical path, refined."""
     ranks = int(budgets.size)
     best: tuple[float, Ints, int] | None = None
-    for bins, rows in candidates(units, budgets):
+    for bins, rows in candidates(units, budgets, proof.micro_batches):
         path = _path(bins, units.cost, rows, ranks)
         worth = path * (1.0 + ROW_WORTH * (rows - best[2])) if best else path
         if best is None or worth + overhead * (rows - best[2]) < best[0]:
@@ -126,18 +125,21 @@ def by_micro(units: Units, budgets: Ints, overhead: float, refine: bool) -> Layo
     assert best is not None
     _, bins, rows = best
     if refine:
-        bins = improve(bins, units.cost, units.tokens, units.buckets, budgets, rows, GOAL)
+        enough = (1.0 + GOAL) * least_path(units, budgets, proof)
+        bins = improve(bins, units.cost, units.tokens, units.buckets, budgets, rows, enough)
     return Layout((bins % ranks) * rows + bins // ranks, np.full(ranks, rows))
 
 
-def candidates(units: Units, budgets: Ints) -> list[tuple[Ints, int]]:
-    """Greedy layouts (bins, rows) with rising numbers of rows."""
+def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int]]:
+    """Greedy layouts (bins, rows) with rising numbers of rows, from ``fewest`` on."""
     ranks = int(budgets.size)
     if int(units.buckets.min()) != int(units.buckets.max()):
         return [bucketed(units, budgets)]
-    fewest = max(1, -(-int(units.tokens.sum()) // int(budgets.sum())))
     found: list[tuple[Ints, int]] = []
     enough = (1.0 + 2.0 * ROW_WORTH) * float(units.cost.sum()) / ranks
+    if len(set(budgets.tolist())) == 1 and packing.tight(units.tokens, budgets, fewest):
+        # What best-fit needs in the end; below it attempt after attempt would fail.
+        fewest = max(fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks))
     for rows in count(fewest):
         bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
         if bins is not None:
@@ -186,9 +188,9 @@ def _stacked(units: Units, parts: list[Ints], budgets: Ints) -> tuple[Ints, int]
     bins = np.empty(len(units), np.int64)
     total = 0
     for part in parts:
-        inside, rows = candidates(
-            Units(units.tokens[part], units.cost[part], np.zeros(part.size, np.int64), part, part), budgets
-        )[0]
+        one = Units(units.tokens[part], units.cost[part], np.zeros(part.size, np.int64), part, part)
+        fewest = -(-int(one.tokens.sum()) // int(budgets.sum()))
+        inside, rows = candidates(one, budgets, fewest)[0]
         bins[part] = total * budgets.size + inside
         total += rows
     return bins, total
