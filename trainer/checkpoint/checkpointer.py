@@ -231,11 +231,11 @@ class Checkpointer:
     def _copy(self, save: Save, captured: Captured) -> None:
         began = time.perf_counter()
         try:
-            plan = self._planner.plan(captured)
-            fill(plan, self._buffers[save.slot], self._stream)
-            save.plan = plan
+            save.plan = self._planner.plan(captured)
+            fill(save.plan, self._buffers[save.slot], save.filled, self._stream)
             self._numbers.put(copy_s=time.perf_counter() - began)
         except Exception as error:
+            save.filled.fail()
             self._numbers.fail(f"checkpoint of step {save.step}: the copy to host memory failed: {error}")
         finally:
             save.copied.set()

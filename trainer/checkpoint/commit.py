@@ -14,15 +14,22 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from trainer.checkpoint import manifest as manifests
-from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.disk import Bytes, Disk
 from trainer.checkpoint.manifest import Damaged, Manifest
 
 FOLDER = "checkpoints"
 LATEST = "latest"
 _STEP = re.compile(r"step_(\d+)")
 _TEMP = re.compile(r"(step_\d+|latest)\.tmp-.*|step_\d+\.gone|resumed_from\.tmp")
+
+
+class Memory(Protocol):
+    """A snapshot, or one that is still being filled."""
+
+    def __getitem__(self, part: slice, /) -> Bytes: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ def temp_dir(root: Path, step: int, fence: str) -> Path:
     return root / f"step_{step}.tmp-{fence}"
 
 
-def write_files(disk: Disk, folder: Path, files: Sequence[FileSpec], data: memoryview) -> dict[str, list[object]]:
+def write_files(disk: Disk, folder: Path, files: Sequence[FileSpec], data: Memory) -> dict[str, list[object]]:
     """Step 1: write and fsync; name -> [bytes, [xxh3 of each chunk]]."""
     records: dict[str, list[object]] = {}
     for spec in files:

@@ -14,6 +14,7 @@ from trainer.checkpoint import commit, policy
 from trainer.checkpoint import manifest as manifests
 from trainer.checkpoint.commit import temp_dir
 from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.filling import Filled
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.meeting import Meeting, OutOfTime
@@ -33,6 +34,7 @@ class Save:
     slot: int
     manifest: Manifest
     """Without files, until they are written."""
+    filled: Filled = field(default_factory=Filled)
     copied: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     committed: bool = False
@@ -111,7 +113,7 @@ class Committer:
 
     def _commit(self, save: Save) -> bool:
         """Write this rank's files, meet the others, and on rank 0 publish. False: failed and told."""
-        save.copied.wait()
+        save.filled.beyond(0)
         began = time.perf_counter()
         try:
             message: dict[str, Any] = {"records": self._write(save)}
@@ -127,11 +129,11 @@ class Committer:
         return True
 
     def _write(self, save: Save) -> dict[str, list[object]]:
-        if not save.plan.files:
+        if save.filled.failed:
             raise WriteFailed("nothing was copied")
         return self._writer.write(
             temp_dir(self.root, save.step, self._fence), save.plan.files, buffer=save.slot, size=save.plan.size,
-            timeout_s=self._settings.timeout_s, cancelled=self._closing.is_set,
+            timeout_s=self._settings.timeout_s, filled=save.filled, cancelled=self._closing.is_set,
         )  # fmt: skip
 
     def _lead(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import importlib
 import os
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from xxhash import xxh3_128
 
@@ -21,6 +22,14 @@ FLUSH_EVERY = 64 << 20
 """Bytes after which the kernel is told to start writing back, so that the final fsync doesn't wait for all of them."""
 
 
+class Bytes(Protocol):
+    """Memory, or what is still on its way there: a slice of it is there."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> memoryview: ...
+
+
 class Disk:
     """The real one. Folders are made 0700 and files 0600. Every method raises OSError as the system does."""
 
@@ -31,7 +40,7 @@ class Disk:
         """``path`` and its parents; no error when it is there."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, path: Path, data: memoryview) -> list[str]:
+    def write(self, path: Path, data: Bytes) -> list[str]:
         """A new file with ``data``, not yet durable. Returns the xxh3-128 in hex of each ``CHECKED`` bytes, taken from
         memory.
         """

@@ -20,10 +20,13 @@ from trainer.checkpoint import capture, state
 from trainer.checkpoint.archive import Archive, lay_out
 from trainer.checkpoint.buffers import HostBuffer
 from trainer.checkpoint.commit import FileSpec
+from trainer.checkpoint.filling import Filled
 from trainer.checkpoint.fragments import WEIGHT, Fragment, fragments, shapes, zero_stage
 
 CHUNK = 16 << 20
 NICENESS = 10
+TELL_EVERY = 64 << 20
+"""Bytes after which the writer is told that there is more."""
 COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 """Of DeepSpeed's engine."""
 _PAGE = 4096
@@ -142,9 +145,9 @@ class Planner:
         return f'{{"fragments": {self._places}, {rest[1:]}'.encode()
 
 
-def fill(plan: Plan, buffer: HostBuffer, stream: Any = None) -> None:
-    """Copy everything into ``buffer``. On a GPU through a side stream; on the CPU in this thread, without the GIL and
-    at a priority lowered for good: so it takes what the step that is running leaves.
+def fill(plan: Plan, buffer: HostBuffer, filled: Filled, stream: Any = None) -> None:
+    """Copy everything into ``buffer``, in its order. On a GPU through a side stream; on the CPU in this thread, without
+    the GIL and at a priority lowered for good: so it takes what the step that is running leaves.
     """
     with torch.cuda.stream(stream):  # its device too: this is a new thread
         buffer.grow(plan.size)
@@ -157,14 +160,20 @@ def fill(plan: Plan, buffer: HostBuffer, stream: Any = None) -> None:
                 target = buffer.data[copy.offset : copy.offset + copy.nbytes]
                 target.copy_(copy.source.view(torch.uint8), non_blocking=True)
         stream.synchronize()
+        filled.advance(plan.size)
         return
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    told = 0
     for copy in plan.copies:
         source = copy.source.view(torch.uint8).numpy()
         # numpy copies in one thread: torch would wake its pool and take cores away from the step that is running.
         for first in range(0, copy.nbytes, CHUNK):
             piece = source[first : first + CHUNK]
             whole[copy.offset + first : copy.offset + first + len(piece)] = piece
+            if copy.offset + first - told >= TELL_EVERY:
+                told = copy.offset + first + len(piece)
+                filled.advance(told)
+    filled.advance(plan.size)
 
 
 def _rows(ds: Any, rank: int, spans: list[Span]) -> list[list[Any]]:

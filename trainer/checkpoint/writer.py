@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.checkpoint.commit import FileSpec, write_files
 from trainer.checkpoint.disk import load_disk
+from trainer.checkpoint.filling import Arriving, jobs
 
 NICENESS = 10
 
@@ -29,13 +30,14 @@ def main(disk_spec: str, *fds: str) -> int:
     os.nice(NICENESS)
     disk = load_disk(disk_spec)
     maps: dict[int, mmap.mmap] = {}
-    for line in sys.stdin:
-        job = json.loads(line)
+    lines = iter(sys.stdin)
+    for job in jobs(lines):
         try:
-            data = memoryview(_mapped(maps, int(fds[job["buffer"]]), job["size"]))
+            data = Arriving(memoryview(_mapped(maps, int(fds[job["buffer"]]), job["size"])), lines)
             files = [FileSpec(*spec) for spec in job["files"]]
-            answer: dict[str, Any] = {"records": write_files(disk, Path(job["folder"]), files, data[: job["size"]])}
-            data.release()
+            answer: dict[str, Any] = {"records": write_files(disk, Path(job["folder"]), files, data)}
+        except EOFError:
+            break
         except OSError as error:
             answer = {"error": f"{error.strerror or error} ({job['folder']})", "errno": error.errno}
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint.commit import FileSpec
+from trainer.checkpoint.filling import Filled, line_of
 
 POLL_S = 0.2
 
@@ -50,10 +51,13 @@ class WriterClient:
         )
 
     def write(
-        self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float,
+        self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float, filled: Filled,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[str, list[object]]:  # fmt: skip
-        """The files, durable: name -> [bytes, xxh3]. Raises WriteFailed: a disk error, a dead writer, out of time."""
+        """The files, durable: name -> [bytes, [xxh3 of each chunk]], written as the buffer is ``filled``.
+
+        Raises WriteFailed: a disk error, a dead writer, a copy that failed, out of time.
+        """
         self.start()
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
@@ -62,12 +66,18 @@ class WriterClient:
             "folder": str(folder), "buffer": buffer, "size": size,
             "files": [(f.path, f.start, f.length) for f in files],
         }  # fmt: skip
-        try:
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-        except OSError as error:
-            raise WriteFailed(f"the writer process died (exit code {process.poll()})") from error
-        answer = json.loads(self._line(process, timeout_s, cancelled))
+        until, late = time.monotonic() + timeout_s, f"the disk took longer than {timeout_s:.0f} s"
+        self._tell(process, json.dumps(job).encode() + b"\n")
+        known = 0
+        while known < size:
+            now = filled.beyond(known, POLL_S)
+            if now > known:
+                self._tell(process, line_of(now))
+            elif filled.failed or cancelled() or time.monotonic() > until:
+                self._abandon(process)
+                raise WriteFailed("the copy to host memory did not end")
+            known = now
+        answer = json.loads(self._line(process, until, late, cancelled))
         if "error" in answer:
             raise WriteFailed(answer["error"])
         records: dict[str, list[object]] = answer["records"]
@@ -91,16 +101,22 @@ class WriterClient:
         if process.stdout is not None:
             process.stdout.close()
 
-    def _line(self, process: subprocess.Popen[bytes], timeout_s: float, cancelled: Callable[[], bool]) -> bytes:
+    def _tell(self, process: subprocess.Popen[bytes], line: bytes) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except OSError as error:
+            raise WriteFailed(f"the writer process died (exit code {process.poll()})") from error
+
+    def _line(self, process: subprocess.Popen[bytes], until: float, late: str, cancelled: Callable[[], bool]) -> bytes:
         assert process.stdout is not None
-        data, until, fd = b"", time.monotonic() + timeout_s, process.stdout.fileno()
+        data, fd = b"", process.stdout.fileno()
         while not data.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or cancelled():
                 self._abandon(process)
-                raise WriteFailed(
-                    f"the disk took longer than {timeout_s:.0f} s" if left <= 0 else "given up at the end"
-                )
+                raise WriteFailed(late if left <= 0 else "given up at the end")
             if not select.select([fd], [], [], min(left, POLL_S))[0]:
                 continue
             piece = os.read(fd, 1 << 20)
