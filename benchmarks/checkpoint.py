@@ -1,0 +1,254 @@
+"""``python -m benchmarks.checkpoint``: what saving costs a training loop, in ours and in other ways, on one disk.
+
+A model of SmolLM2-135M's shape with random weights, float32, and its Adam state: 1.61 GB, held by the trainer's own
+engine (DeepSpeed, ZeRO stage 0, one rank, threads as ``trainer.launch`` sets them). An RL step here is a pass without
+gradients (the rollout's and the old log-probabilities' place), a forward, a backward and the optimizer step: about a
+second, much shorter than real ones. The ways to save take turns, round by round, on the same engine, so that a slow
+minute of the machine falls on all of them; the disk is flushed before each.
+
+Per way: ``stall_s``, what its calls held up the step in which a save began (the call itself, and what was left to wait
+for before the optimizer step); ``longer_s``, how much longer that step took than those without a save, which includes
+the cores and the memory it took away; ``total_s``, from the call until all was written, with nothing else running;
+``behind_s``, the same while training went on; ``slowdown``, steps that ran wholly while it wrote against those without
+a save. All are medians over the rounds. ``memcpy`` copies the same tensors into memory that is already there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from trainer.environment import process_settings
+
+os.environ.update(process_settings(os.environ, 1))  # before torch is loaded: the trainer's own thread settings
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.harness import Report, arguments
+from benchmarks.savers import PEERS, Ours, Saver, quiet
+from trainer.parallel.engine import Engine, EngineSettings
+from trainer.parallel.world import World
+
+ROOT = Path(__file__).resolve().parents[1]
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+SMALL = SMOLLM2 | {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
+                   "num_attention_heads": 6, "num_key_value_heads": 2}  # fmt: skip
+ROUNDS, QUICK_ROUNDS = 5, 2
+OURS_PER_ROUND = 2
+"""Ours has the most bars to hold, so it is measured more often."""
+TOKENS = 96
+STALL_BAR, SLOWDOWN_BAR, DISK_BAR = 0.10, 1.10, 0.70
+DD_BLOCK = 8 << 20
+
+
+class Loop:
+    """A training loop on one rank."""
+
+    def __init__(self, shape: dict[str, Any]) -> None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=dist.new_group([0]))
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+        settings = EngineSettings(zero_stage=0, bf16=False, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+        self.engine = Engine(model, settings, world)
+        self.ids = torch.randint(0, shape["vocab_size"], (1, TOKENS))
+
+    def step(self, before_step: Callable[[], None] = lambda: None) -> None:
+        with torch.no_grad():
+            self.engine.module(self.ids)
+        loss = self.engine.forward(self.ids, labels=self.ids).loss
+        self.engine.backward(loss)
+        self.engine.before_step = before_step
+        self.engine.step(lr=1e-6, max_norm=1.0)
+
+    def tensors(self) -> list[np.ndarray]:
+        states = self.engine.optimizer.state.values()
+        moments = [t for state in states for t in state.values() if t.ndim]
+        return [t.detach().numpy() for t in (*self.engine.module.parameters(), *moments)]
+
+
+class Times:
+    """Seconds, by what was measured and the way."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, what: str, way: str, seconds: float) -> None:
+        self.all[what][way].append(seconds)
+
+    def median(self, what: str, way: str) -> float:
+        return statistics.median(self.all[what][way]) if self.all[what][way] else float("nan")
+
+
+def timed(action: Callable[[], Any]) -> float:
+    began = perf_counter()
+    action()
+    return perf_counter() - began
+
+
+def in_a_step(loop: Loop, saver: Saver, times: Times, number: int) -> None:
+    """A step without a save, one that begins a save, and steps until all is written."""
+    times.add("step", saver.name, timed(loop.step))
+    held = []
+    began = perf_counter()
+    held.append(timed(lambda: saver.save(number)))
+    loop.step(lambda: held.append(timed(saver.before_step)))
+    times.add("save step", saver.name, perf_counter() - began)
+    times.add("stall", saver.name, sum(held))
+    while saver.busy():
+        seconds = timed(loop.step)
+        if saver.busy():
+            times.add("step while writing", saver.name, seconds)
+    saver.wait()
+    times.add("behind", saver.name, saver.ended - began)
+
+
+def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
+    """The same with nothing else running; ``loop`` rests."""
+    began = perf_counter()
+    saver.save(number)
+    saver.wait()
+    times.add("total", saver.name, saver.ended - began)
+
+
+def measure_saver(loop: Loop, saver: Saver, times: Times, number: int) -> None:
+    for where, action in (("behind", in_a_step), ("alone", alone)):
+        os.sync()
+        action(loop, saver, times, number)
+        if isinstance(saver, Ours):
+            numbers = saver.numbers()
+            times.add(f"copy {where}", saver.name, numbers["ckpt/copy_s"])
+            times.add(f"write {where}", saver.name, numbers["ckpt/write_s"])
+        saver.clear()
+        number += 1
+    os.sync()
+
+
+def copy(sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        np.copyto(target, source)
+
+
+def dd(folder: Path, nbytes: int) -> float:
+    """Seconds of ``dd conv=fsync`` for so many bytes."""
+    target = folder / "dd"
+    command = ["dd", "if=/dev/zero", f"of={target}", f"bs={DD_BLOCK}", f"count={nbytes // DD_BLOCK}", "conv=fsync"]
+    seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
+    target.unlink()
+    os.sync()
+    return seconds * nbytes / (nbytes // DD_BLOCK * DD_BLOCK)
+
+
+def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    loop = Loop(SMALL if args.quick else SMOLLM2)
+    loop.step()
+    quiet()
+    sources = loop.tensors()
+    targets = [source.copy() for source in sources]
+    nbytes = sum(source.nbytes for source in sources)
+    savers: list[Saver] = [kind(loop.engine, folder / f"{i}") for i, kind in enumerate((*PEERS, Ours))]
+    times = Times()
+    try:
+        for saver in savers:  # once for nothing: processes start, host memory is taken
+            saver.save(0)
+            saver.wait()
+            saver.clear()
+        loop.step()
+        for turn in range(QUICK_ROUNDS if args.quick else ROUNDS):
+            for _ in range(3):
+                times.add("total", "memcpy", timed(lambda: copy(sources, targets)))
+            os.sync()
+            times.add("total", "dd", dd(folder, nbytes))
+            for saver in savers:
+                for again in range(OURS_PER_ROUND if isinstance(saver, Ours) else 1):
+                    measure_saver(loop, saver, times, 4 * turn + 2 * again + 1)
+        ours = savers[-1]
+        assert isinstance(ours, Ours)
+        ours.save(10**6)
+        ours.wait()
+        report.check("damaged files of a checkpoint read back", len(ours.problems()), 0, at_most=True)
+    finally:
+        for saver in savers:
+            saver.close()
+    fill(report, times, savers, nbytes)
+    hold(report, times, savers, nbytes)
+
+
+def fill(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None:
+    plain = statistics.median(x for way in times.all["step"].values() for x in way)
+    for name, synced in (("memcpy", "-"), ("dd conv=fsync", "the file")):
+        total = times.median("total", name.split()[0])
+        row = {"way": name, "stall_s": "-", "longer_s": "-", "total_s": total, "behind_s": "-", "slowdown": "-"}
+        report.add(**row, fsync=synced, checksums="-")
+    for saver in savers:
+        slow = times.median("step while writing", saver.name) / plain
+        report.add(
+            way=saver.name,
+            stall_s=times.median("stall", saver.name),
+            longer_s=times.median("save step", saver.name) - plain,
+            total_s=times.median("total", saver.name),
+            behind_s=times.median("behind", saver.name),
+            slowdown="-" if slow != slow else slow,
+            fsync=saver.synced,
+            checksums=saver.checksums,
+        )
+    report.extra = {
+        "bytes": nbytes, "step_s": plain, "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+        "seconds": {what: dict(ways) for what, ways in times.all.items()},
+    }  # fmt: skip
+
+
+def hold(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None:
+    ours, peers = savers[-1].name, [s for s in savers[:-1]]
+    stall, total = times.median("stall", ours), times.median("total", ours)
+    report.check("stall, in memcpys", stall / times.median("total", "memcpy"), STALL_BAR, at_most=True)
+    least = min(times.median("stall", p.name) for p in peers)
+    report.check("stall, against the peers' best", stall / least, 1.0, at_most=True)
+    least = min(times.median("total", p.name) for p in peers if p.synced != "nothing")
+    report.check("whole save, against the best of the peers that fsync", total / least, 1.0, at_most=True)
+    least = min(times.median("behind", p.name) for p in peers if p.name.startswith("DCP"))
+    behind = times.median("behind", ours)
+    report.check("whole save behind training, against the best of DCP", behind / least, 1.0, at_most=True)
+    slowdown = next(row["slowdown"] for row in report.rows if row["way"] == ours)
+    value = slowdown if isinstance(slowdown, float) else float("nan")
+    report.check("step time while writing", value, SLOWDOWN_BAR, at_most=True)
+    disk = times.median("total", "dd") / times.median("write alone", ours)
+    report.check("bytes per second, against dd conv=fsync", disk, DISK_BAR)
+
+
+def main(argv: list[str] | None = None) -> int:
+    where = {"metavar": "FOLDER", "default": str(ROOT / "runs"), "help": "on the disk to measure; default: runs"}
+    args = arguments(__doc__ or "", argv, dir=where)
+    Path(args.dir).mkdir(parents=True, exist_ok=True)
+    report = Report("Saving 1.61 GB from a training loop" if not args.quick else "Saving a small model")
+    folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="checkpoint-benchmark-"))
+    try:
+        measure(args, folder, report)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        dist.destroy_process_group()
+    return report.finish(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

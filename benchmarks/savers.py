@@ -1,0 +1,216 @@
+"""Ways to save the state of an engine, with one face: ours and those of others. For comparison only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import deepspeed
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse, async_save
+
+from trainer.checkpoint import Checkpointer, CheckpointSettings, manifest
+from trainer.parallel.engine import Engine
+
+LIMIT_S = 300.0
+POLL_S = 0.005
+
+
+class Saver:
+    """``save``, then ``before_step`` before the weights change; ``ended`` is when the last save was complete."""
+
+    name: str
+    synced: str
+    """What it makes durable by fsync, of what it writes."""
+    checksums = "-"
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine, self.folder = engine, folder
+        folder.mkdir()
+        self.ended = 0.0
+
+    def save(self, step: int) -> None:
+        """Begin to save, or save."""
+        self.write(step, self.folder / f"step_{step}")
+        self.ended = perf_counter()
+
+    def write(self, step: int, path: Path) -> None:
+        """The whole save of a way that blocks."""
+        raise NotImplementedError
+
+    def before_step(self) -> None:
+        """Until the weights may change."""
+
+    def busy(self) -> bool:
+        """Whether something is still being written."""
+        return False
+
+    def wait(self) -> None:
+        """Until the last save is complete."""
+
+    def clear(self) -> None:
+        """Delete what has been saved."""
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+    def state(self) -> dict[str, Any]:
+        return {"module": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+
+
+class TorchSave(Saver):
+    name, synced = "torch.save", "nothing"
+
+    def write(self, step: int, path: Path) -> None:
+        torch.save(self.state(), path)
+
+
+class TorchSaveSynced(Saver):
+    name, synced = "torch.save + fsync", "the file"
+
+    def write(self, step: int, path: Path) -> None:
+        with path.open("wb") as file:
+            torch.save(self.state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class DeepSpeedSave(Saver):
+    name, synced = "DeepSpeed save_checkpoint", "nothing"
+
+    def write(self, step: int, path: Path) -> None:
+        self.engine.ds.save_checkpoint(str(path), tag=f"global_step{step}")
+
+
+class DcpAsync(Saver):
+    """With its defaults: a thread, host memory taken anew for each save, staged before ``async_save`` returns."""
+
+    name, synced = "DCP async_save", "its files"
+    where = AsyncCheckpointerType.THREAD
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        super().__init__(engine, folder)
+        self.stager: DefaultStager | None = None
+        self._staged: Future[None] | None = None
+        self._done: Future[Any] | None = None
+
+    def save(self, step: int) -> None:
+        path = self.folder / f"step_{step}"
+        answer = async_save(
+            self.state(), checkpoint_id=path, async_checkpointer_type=self.where, async_stager=self.stager
+        )
+        if isinstance(answer, AsyncSaveResponse):
+            self._staged, self._done = answer.staging_completion, answer.upload_completion
+        else:
+            self._done = answer
+        self._done.add_done_callback(lambda _: setattr(self, "ended", perf_counter()))
+
+    def before_step(self) -> None:
+        if self._staged is not None:
+            self._staged.result(LIMIT_S)
+            self._staged = None
+
+    def busy(self) -> bool:
+        return self._done is not None and not self._done.done()
+
+    def wait(self) -> None:
+        self.before_step()
+        if self._done is not None:
+            self._done.result(LIMIT_S)
+
+    def close(self) -> None:
+        if self.stager is not None:
+            self.stager.close()
+
+
+class DcpKept(DcpAsync):
+    """Its best form in a thread: one stager for all saves, which stages in the background."""
+
+    name = "DCP async_save, kept stager, thread"
+    shared = False
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        super().__init__(engine, folder)
+        # Pinned memory and non-blocking copies are refused without a GPU.
+        self.stager = DefaultStager(StagingOptions(False, self.shared, True, False))
+
+
+class DcpKeptProcess(DcpKept):
+    """Its best form in a process: staged in the background into memory that the process shares."""
+
+    name = "DCP async_save, kept stager, process"
+    where = AsyncCheckpointerType.PROCESS
+    shared = True
+
+
+class Ours(Saver):
+    name, synced, checksums = "plimsoll", "files and folders", "xxh3-128"
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        super().__init__(engine, folder)
+        self._keeper = Checkpointer(
+            folder, engine.ds, CheckpointSettings(keep_last=1_000_000, timeout_s=LIMIT_S), rank=0, world_size=1,
+            attempt=1, config_hash="benchmark",
+        )  # fmt: skip
+        self._watch = threading.Thread()
+
+    def save(self, step: int) -> None:
+        if not self._keeper.save(step, {"rng": torch.get_rng_state()}, {"samples_seen": step}):
+            raise RuntimeError("both host buffers are in use")
+        self._watch = threading.Thread(target=self._wait_for, args=(step,), daemon=True)
+        self._watch.start()
+
+    def before_step(self) -> None:
+        self._keeper.before_step()
+
+    def busy(self) -> bool:
+        return self._watch.is_alive()
+
+    def wait(self) -> None:
+        self.before_step()
+        self._watch.join(LIMIT_S)
+
+    def clear(self) -> None:
+        for path in self._keeper.root.glob("step_*"):
+            shutil.rmtree(path)
+
+    def close(self) -> None:
+        self._keeper.close()
+
+    def numbers(self) -> dict[str, float]:
+        """``ckpt/*`` of the last save."""
+        return self._keeper.metrics()
+
+    def problems(self) -> list[str]:
+        """What is wrong with the newest checkpoint, read back in full."""
+        newest = max(self._keeper.root.glob("step_*"), key=lambda p: int(p.name[5:]))
+        return manifest.problems(newest, manifest.read(newest))
+
+    def _wait_for(self, step: int) -> None:
+        pause, until = threading.Event(), perf_counter() + LIMIT_S
+        while perf_counter() < until:
+            numbers = self._keeper.metrics()
+            if numbers["ckpt/failures"]:
+                raise RuntimeError("a save failed; the log says why")
+            if numbers["ckpt/last_committed_step"] == step and not numbers["ckpt/in_flight"]:
+                self.ended = perf_counter()
+                return
+            pause.wait(POLL_S)
+
+
+PEERS: tuple[type[Saver], ...] = (TorchSave, TorchSaveSynced, DcpAsync, DcpKept, DcpKeptProcess, DeepSpeedSave)
+
+
+def quiet() -> None:
+    """DeepSpeed and DCP tell of every file."""
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
