@@ -10,11 +10,20 @@ from pathlib import Path
 from trainer.errors import EXIT_USER, UserError
 
 DEFAULT_LEDGER = "runs/ledger.jsonl"
+SUMMARY = "What was launched, how it goes, and what to do about it."
+EXAMPLES = """examples:
+  python -m jobs status                   all runs; -f refreshes until they have ended
+  python -m jobs logs -f SWEEP/3          the log of rank 0, over all attempts
+  python -m jobs resubmit SWEEP --state failed
+RUN is a sweep, SWEEP/INDEX, a Slurm id or a run folder. NO_COLOR=1 leaves colours out. More in docs/jobs.md.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m jobs", description=__doc__)
+    top = argparse.ArgumentParser(
+        prog="python -m jobs", description=SUMMARY, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
+    )
     top.add_argument(
         "--ledger", type=Path, default=Path(os.environ.get("PLIMSOLL_LEDGER", DEFAULT_LEDGER)),
         help=f"the ledger file (default: PLIMSOLL_LEDGER, or {DEFAULT_LEDGER})",
@@ -60,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(getattr(commands, given.command)(given))
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"Error: {error}\n")
         return EXIT_USER
     except (BrokenPipeError, KeyboardInterrupt):
         return 130

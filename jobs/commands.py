@@ -24,7 +24,8 @@ from trainer.errors import UserError, nearest
 def _entries(given: Namespace) -> list[Entry]:
     entries = ledger.read(given.ledger)
     if not entries:
-        raise UserError(f"the ledger {given.ledger} holds no runs; give another one with --ledger or PLIMSOLL_LEDGER.")
+        what = "holds no runs" if given.ledger.exists() else f"isn't there (looked from {Path.cwd()})"
+        raise UserError(f"the ledger {given.ledger} {what}; name another one with --ledger or PLIMSOLL_LEDGER.")
     return entries
 
 
@@ -32,8 +33,9 @@ def _chosen(given: Namespace, *, looking: bool = True) -> tuple[list[Entry], dic
     """The runs that are meant and their states. ``looking``: when Slurm is away, what the folders say has to do."""
     entries = select(_entries(given), given.runs)
     if given.state is not None and given.state.upper() not in STATES:
-        raise UserError(f"--state {given.state} is no state{nearest(given.state.lower(), map(str.lower, STATES))}; "
-                        f"there are {', '.join(map(str.lower, STATES))}.")  # fmt: skip
+        known = [state.lower() for state in STATES]
+        hint = nearest(given.state.lower(), known) or ";"
+        raise UserError(f"--state {given.state} is no state{hint} there are {', '.join(known)}.")
     try:
         states = states_of(entries, Slurm())
     except UserError as error:
@@ -63,11 +65,16 @@ def logs(given: Namespace) -> int:
     """The log of one rank of one run."""
     from jobs.logs import follow, show
 
-    entries, _ = _chosen(given)
+    entries, states = _chosen(given)
     if len(entries) != 1:
         raise UserError(f"logs shows one run, and this names {len(entries)}; give SWEEP/INDEX, e.g. {entries[0].name}."
                         if entries else "no run is in that state.")  # fmt: skip
-    run = Path(entries[0].run)
+    run, state = Path(entries[0].run), states[entries[0].run]
+    if last_attempt(run) == 0:
+        waits = "; waiting for its log" if given.follow else ""
+        sys.stderr.write(f"{entries[0].name} is {state.state} {f'({state.reason})' if state.reason else ''}{waits}\n")
+        if not given.follow:
+            return 1
     if not given.follow:
         return show(run, given.attempt or last_attempt(run), given.rank, given.lines)
 
@@ -82,7 +89,11 @@ def cancel(given: Namespace) -> int:
     if not given.runs and not given.state:
         raise UserError("cancel needs to know what: give runs or sweeps, or --state, e.g. --state pending.")
     entries, states = _chosen(given, looking=False)
-    live = [e for e in entries if e.job and e.job != "local" and states[e.run].state not in ("COMPLETED", *FAILED)]
+    live = [e for e in entries if e.job not in ("", ledger.LOCAL) and states[e.run].state not in ("COMPLETED", *FAILED)]
+    for entry in entries:
+        if entry not in live:
+            where = "; press Ctrl-C where it runs" if states[entry.run].state == "RUNNING" else ""
+            sys.stdout.write(f"left alone {entry.name}: {states[entry.run].state}{where}\n")
     if live:
         Slurm().cancel([entry.job for entry in live])
         for entry in live:

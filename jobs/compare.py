@@ -9,7 +9,7 @@ from rich.table import Table
 
 from jobs.ledger import Entry
 from jobs.records import read_lines
-from jobs.table import varying_overrides
+from jobs.table import varying_of
 from trainer.errors import UserError, nearest
 
 USUAL = ("critic/rewards/mean", "val/reward/mean", "actor/pg_loss", "train/loss", "perf/throughput", "timing_s/step")
@@ -46,7 +46,7 @@ def compare_table(entries: Sequence[Entry], metrics: Sequence[str] | None, at: i
     table = Table(title=f"step {step}" if step is not None else "newest values", box=None, pad_edge=False)
     for title in ("run", "overrides", *names):
         table.add_column(title, overflow="fold", justify="right" if title in names else "left")
-    varying = varying_overrides(entries)
+    varying = varying_of(entries)
     for entry, row in zip(entries, rows, strict=True):
         table.add_row(entry.name, " ".join(varying[entry.run]), *(f"{row[n]:.6g}" if n in row else "" for n in names))
     return table

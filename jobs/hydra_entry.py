@@ -44,7 +44,7 @@ def launch(
         start = launch_on_slurm if kind == "slurm" else launch_here
         code = start(points, given, sweep_dir)
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"Error: {error}\n")
         raise SystemExit(EXIT_USER) from None
     if code:
         raise SystemExit(code)
@@ -116,7 +116,7 @@ def launch_here(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Pa
     known = {f.name for f in fields(LocalOptions)}
     for key in given:
         if key not in known:
-            raise UserError(f"hydra.launcher.{key} is not a setting of the local launcher{nearest(key, known)}.")
+            raise UserError(f"hydra.launcher.{key} is not a setting of the local launcher{nearest(key, known) or '.'}")
     options = LocalOptions(**given)
     check_common(options)
     plan = _planned(points, options, sweep_dir, None, len(points))

@@ -14,6 +14,7 @@ from typing import Any
 from jobs import causes, ledger, records
 from jobs.ledger import LOCAL, Entry
 from jobs.plan import Earlier, Job
+from jobs.report import plain, varying_overrides
 from jobs.shape import shape_of
 from jobs.signature import signature_of
 from jobs.slurm import Slurm
@@ -39,7 +40,7 @@ def jobs_of(points: Sequence[Point], sweep_dir: Path) -> list[Job]:
     from trainer.config import load
 
     jobs: list[Job] = []
-    problems: list[str] = []
+    wrong: dict[str, list[Point]] = {}
     for point in points:
         try:
             given = {key: value for key, value in point.config.items() if key not in SITE_KEYS}
@@ -48,7 +49,7 @@ def jobs_of(points: Sequence[Point], sweep_dir: Path) -> list[Job]:
             shape = shape_of(config | {key: point.config.get(key) for key in SITE_KEYS})
             signature = signature_of(config)
         except UserError as error:
-            problems.append(f"job {point.index} ({' '.join(point.overrides) or 'no overrides'}): {error}")
+            wrong.setdefault(str(error), []).append(point)
             continue
         run = _run_folder(point, sweep_dir, signature)
         jobs.append(
@@ -62,6 +63,8 @@ def jobs_of(points: Sequence[Point], sweep_dir: Path) -> list[Job]:
                 signature=signature,
             )
         )
+    varying = varying_overrides({point.index: point.overrides for point in points})
+    problems = [f"{_named(members, varying)}: {message}" for message, members in wrong.items()]
     taken: dict[Path, int] = {}
     for job in jobs:
         if job.run in taken:
@@ -73,6 +76,13 @@ def jobs_of(points: Sequence[Point], sweep_dir: Path) -> list[Job]:
     if problems:
         raise UserError("\n".join(problems))
     return jobs
+
+
+def _named(points: Sequence[Point], varying: Mapping[int, Sequence[str]]) -> str:
+    """``job 3 (lr=1)``, ``job 3 (lr=1) and 11 more``: a mistake that all jobs share is told once."""
+    first = points[0]
+    words = " ".join(map(plain, varying[first.index])) or "no overrides"
+    return f"job {first.index} ({words})" + (f" and {len(points) - 1} more" if len(points) > 1 else "")
 
 
 def _run_folder(point: Point, sweep_dir: Path, signature: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.records import append_lines, read_lines
+from trainer.errors import UserError
 
 PLANNED, SUBMITTED = "planned", "submitted"
 LOCAL = "local"
@@ -43,7 +44,19 @@ def note(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """The newest entry of every run, in the order of their first launch."""
+    """The newest entry of every run, in the order of their first launch; none when there is no such file.
+
+    Raises UserError for a file that can't be read.
+    """
+    try:
+        with path.open("rb"):
+            pass
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"the ledger {path} can't be read ({error.strerror}); give another one with --ledger."
+        ) from None
     newest: dict[str, Entry] = {}
     known = set(Entry.__dataclass_fields__)
     for line in read_lines(path):

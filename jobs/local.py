@@ -15,9 +15,11 @@ from jobs import ledger
 from jobs.attempt import close_attempt, saved_step
 from jobs.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
 from jobs.freeze import entry_of, freeze_run, new_launch
+from jobs.logs import log_file, tail_of
 from jobs.options import LocalOptions
 from jobs.plan import Job, Plan
 from jobs.records import attempts, last_attempt, log_folder, process_start, write_json
+from jobs.report import varying_overrides
 from jobs.snapshot import git_state
 from trainer.errors import EXIT_OK, EXIT_REQUEUE
 
@@ -26,6 +28,7 @@ def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: P
     """Run every job to its end; a failing one doesn't stop the others. Exit code 1 when one failed."""
     before = os.umask(0o077)
     failed: list[str] = []
+    varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
     try:
         launch, git, now = new_launch(), git_state(), time.time()
         for job in plan.jobs:
@@ -37,16 +40,21 @@ def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: P
             }  # fmt: skip
             freeze_run(job, record)
             ledger.note(ledger_path, [ledger.submitted(entry, "local", time.time())])
+            _say(f"{entry.name}: its log is {log_file(job.run, last_attempt(job.run) + 1, 0)}")
             code = _run_job(job, record, options)
-            sys.stdout.write(f"{entry.name}: {'done' if code == 0 else f'failed with exit code {code}'} ({job.run})\n")
-            sys.stdout.flush()
+            _say(f"{entry.name}: {'done' if code == EXIT_OK else f'failed with exit code {code}'}")
             if code != EXIT_OK:
-                failed.append(f"{entry.name} ({' '.join(job.overrides)}):\n{tail_of(job.run)}")
+                failed.append(f"{entry.name} ({' '.join(varying[job.index])}):\n{tail_of(job.run)}")
     finally:
         os.umask(before)
     for text in failed:
         sys.stderr.write(f"{text}\n")
     return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _run_job(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
@@ -98,17 +106,6 @@ def _run_attempt(job: Job, number: int, limit_s: float) -> int:
             if isinstance(error, subprocess.TimeoutExpired):
                 return code
             raise
-
-
-def tail_of(run: Path, lines: int = 15) -> str:
-    """The last lines of the newest attempt's logs: what a failed job said."""
-    folder = log_folder(run, last_attempt(run))
-    logs = sorted(folder.glob("rank_*.log"), key=lambda path: path.stat().st_size)
-    for path in [*folder.glob("launcher.log"), *reversed(logs)]:  # the launcher's ends with the failing rank's error
-        text = path.read_text(errors="replace").strip().splitlines()
-        if text:
-            return "\n".join(f"  {line}" for line in text[-lines:])
-    return f"  no log in {folder}"
 
 
 def main(run: Path, ranks: int, attempt: int) -> int:

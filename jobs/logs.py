@@ -9,11 +9,25 @@ from pathlib import Path
 
 from jobs.records import last_attempt, log_folder
 from trainer.errors import UserError
+from trainer.launch.report import tail
 
 
 def log_file(run: Path, attempt: int, rank: int) -> Path:
     """Where a rank of an attempt writes."""
     return log_folder(run, attempt) / f"rank_{rank}.log"
+
+
+def tail_of(run: Path, lines: int = 15) -> str:
+    """The last lines of the newest attempt's logs, indented: what a failed job said."""
+    folder = log_folder(run, last_attempt(run))
+    logs = sorted(folder.glob("rank_*.log"), key=lambda path: path.stat().st_size, reverse=True)
+    for path in [
+        *folder.glob("launcher.log"),
+        *logs,
+    ]:  # the launcher's ends with the error of the rank that failed first
+        if text := tail(path, lines).strip("\n"):
+            return "\n".join(f"  {line}" for line in text.splitlines())
+    return f"  no log in {folder}"
 
 
 def show(run: Path, attempt: int, rank: int, lines: int) -> int:

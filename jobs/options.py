@@ -113,8 +113,8 @@ LOWEST = {
 def check_common(options: Common) -> None:
     """Raises UserError for a value that is not one of the choices."""
     if options.resubmit not in RESUBMIT:
-        hint = nearest(options.resubmit, RESUBMIT)
-        raise UserError(f"hydra.launcher.resubmit={options.resubmit!r} is not known{hint}; use {'|'.join(RESUBMIT)}.")
+        hint = nearest(str(options.resubmit), RESUBMIT) or "."
+        raise UserError(f"hydra.launcher.resubmit={options.resubmit!r} is none of {', '.join(RESUBMIT)}{hint}")
 
 
 def slurm_options(values: Mapping[str, Any]) -> SlurmOptions:
@@ -122,7 +122,7 @@ def slurm_options(values: Mapping[str, Any]) -> SlurmOptions:
     known = {f.name for f in fields(SlurmOptions)}
     for key in values:
         if key not in known:
-            raise UserError(f"hydra.launcher.{key} is not a setting of the slurm launcher{nearest(key, known)}.")
+            raise UserError(f"hydra.launcher.{key} is not a setting of the slurm launcher{nearest(key, known) or '.'}")
     options = SlurmOptions(**values)
     check_common(options)
     for key, low in LOWEST.items():

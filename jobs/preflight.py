@@ -38,8 +38,8 @@ def _site_problems(shape: Shape, options: SlurmOptions, slurm: Slurm, partitions
     found: list[str] = []
     if partition and partitions and any(one not in partitions for one in partition.split(",")):
         return [
-            f"partition '{partition}' is not known to Slurm{nearest(partition, partitions)}; it has "
-            f"{', '.join(partitions)}. Set cluster.partition or hydra.launcher.partition."
+            f"partition '{partition}' is not known to Slurm, which has {', '.join(partitions)}"
+            f"{nearest(partition, partitions) or '.'} Set cluster.partition or hydra.launcher.partition."
         ]
     if shape.gpus_per_node:
         most = slurm.gpus_per_node(partition)

@@ -26,9 +26,8 @@ def resubmit_runs(entries: Sequence[Entry], ledger_path: Path) -> list[Entry]:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         if not entry.script or not _script_of(Path(entry.script)):
-            raise UserError(
-                f"{entry.name} has no batch script to submit again; run its sweep again with resubmit=failed."
-            )
+            where = "ran on the local launcher" if entry.job == ledger.LOCAL else "has no batch script to submit again"
+            raise UserError(f"{entry.name} {where}; run its sweep again: it goes on (hydra.launcher.resubmit=failed).")
         groups.setdefault(entry.script, []).append(entry)
     launch, done = new_launch(), []
     before = os.umask(0o077)

@@ -85,8 +85,8 @@ class Container:
 
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
-            hint = nearest(self.runtime, RUNTIMES)
-            raise UserError(f"container.runtime={self.runtime!r} is not known{hint}; use {', '.join(RUNTIMES)}.")
+            hint = nearest(str(self.runtime), RUNTIMES) or "."
+            raise UserError(f"container.runtime={self.runtime!r} is none of {', '.join(RUNTIMES)}{hint}")
         if self.runtime != "none" and not self.image:
             raise UserError(f"container.runtime={self.runtime} needs an image: set container.image=PATH.sif.")
 
@@ -100,6 +100,6 @@ def from_mapping(kind: type[T], values: Mapping[str, Any] | None) -> T:
     group = kind.__name__.lower()
     for key in values or {}:
         if key not in known:
-            raise UserError(f"{group}.{key} is not a setting of a {group}{nearest(key, known)}.")
+            raise UserError(f"{group}.{key} is not a setting of a {group}{nearest(key, known) or '.'}")
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (values or {}).items()}
     return kind(**given)

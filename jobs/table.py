@@ -11,13 +11,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jobs.ledger import Entry
+from jobs.logs import tail_of
+from jobs.report import plain, varying_overrides
 from jobs.state import RunState
 
 REWARD = ("critic/rewards/mean", "reward/mean", "critic/score/mean", "val/reward/mean", "train/loss")
 SPEED = ("perf/throughput", "perf/tokens_per_second", "perf/tokens_per_s")
 TAIL_BYTES = 16384
+TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "reason")
+NUMBERS = ("att", "step", "reward", "tok/s")
 COLOUR = {
     "COMPLETED": "green",
     "RUNNING": "cyan",
@@ -34,40 +39,50 @@ def console_of() -> Console:
 
 
 def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:
-    """One row per run: name, overrides, state, attempt, step, reward, tokens/s, reason."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "reason"):
-        table.add_column(
-            title, justify="right" if title in ("att", "step", "reward", "tok/s") else "left", overflow="fold"
-        )
-    varying = varying_overrides(entries)
+    """One row per run: name, overrides, state, job, attempt, step, reward, tokens/s, reason; no empty columns."""
+    varying = varying_of(entries)
+    rows: list[list[str]] = []
     for entry in entries:
-        state = states[entry.run]
-        shown = f"[{COLOUR.get(state.state, 'white')}]{state.state}[/]"
-        row = last_metrics(Path(entry.run))
-        table.add_row(
-            entry.name, " ".join(varying[entry.run]), shown, entry.job,
-            str(state.attempt), str(row.get("step", "")), _number(row, REWARD), _number(row, SPEED), state.reason,
-        )  # fmt: skip
+        state, seen = states[entry.run], last_metrics(Path(entry.run))
+        rows.append([
+            entry.name, " ".join(varying[entry.run]), state.state, entry.job, str(state.attempt or ""),
+            str(seen.get("step", "")), _number(seen, REWARD), _number(seen, SPEED), _reason(entry, state),
+        ])  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    shown = [n for n in range(len(TITLES)) if n == 0 or any(row[n] for row in rows)]
+    for number in shown:
+        title = TITLES[number]
+        if title in ("overrides", "reason"):  # what gives way on a narrow terminal
+            table.add_column(
+                title, overflow="ellipsis" if title == "overrides" else "fold", no_wrap=title == "overrides"
+            )
+        else:
+            table.add_column(title, justify="right" if title in NUMBERS else "left", no_wrap=True, min_width=3)
+    for row in rows:
+        cells = [Text(row[n], style=COLOUR.get(row[n], "") if TITLES[n] == "state" else "") for n in shown]
+        table.add_row(*cells)
     return table
 
 
-def varying_overrides(entries: Sequence[Entry]) -> dict[str, list[str]]:
+def _reason(entry: Entry, state: RunState) -> str:
+    """Why; of a run that failed the last line it said."""
+    if state.state == "FAILED" and (words := tail_of(Path(entry.run), 1).strip()):
+        return words
+    return state.reason
+
+
+def varying_of(entries: Sequence[Entry]) -> dict[str, list[str]]:
     """By run: the overrides that not all runs of its sweep share, keys cut to their last name."""
-    by_sweep: dict[str, list[Entry]] = {}
+    by_sweep: dict[str, dict[str, Sequence[str]]] = {}
     for entry in entries:
-        by_sweep.setdefault(entry.sweep, []).append(entry)
-    found: dict[str, list[str]] = {}
-    for members in by_sweep.values():
-        shared = set.intersection(*(set(member.overrides) for member in members)) if len(members) > 1 else set()
-        for member in members:
-            found[member.run] = [_short(one) for one in member.overrides if one not in shared]
-    return found
+        by_sweep.setdefault(entry.sweep, {})[entry.run] = entry.overrides
+    found = [varying_overrides(members) for members in by_sweep.values()]
+    return {run: [_short(one) for one in mine] for members in found for run, mine in members.items()}
 
 
 def _short(override: str) -> str:
-    key, sign, value = override.partition("=")
-    return ".".join(key.split(".")[-1:]) + sign + value
+    key, sign, value = plain(override).partition("=")
+    return key.rpartition(".")[2] + sign + value
 
 
 def last_metrics(run: Path) -> dict[str, Any]:

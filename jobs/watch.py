@@ -11,7 +11,7 @@ from rich.live import Live
 
 from jobs.launch import states_of
 from jobs.ledger import Entry
-from jobs.local import tail_of
+from jobs.logs import tail_of
 from jobs.plan import COMPLETED, FAILED
 from jobs.slurm import Slurm
 from jobs.state import UNKNOWN

@@ -25,7 +25,9 @@ def main(run: Path) -> int:
         signal.signal(number, lambda n, f: asked.append(signal.Signals(n).name[3:]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    rank, world = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
+    env = os.environ
+    rank = int(env.get("RANK") or env.get("SLURM_PROCID") or "0")
+    world = int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or "1")
     attempt = int(os.environ.get("PLIMSOLL_ATTEMPT", "1"))
     name = str(config["trainer"]["experiment_name"])
     print(

@@ -23,7 +23,7 @@ from trainer.plan.model import shape_of as model_shape_of
     [
         ({"trainer__n_gpus_per_node": 16, "data__train_batch_size": 64}, {}, "have 8 GPUs; use at most that"),
         ({"cluster": {"partition": "lowest"}}, {}, "did you mean 'low'"),
-        ({}, {"partition": "nowhere"}, "partition 'nowhere' is not known to Slurm; it has low, high"),
+        ({}, {"partition": "nowhere"}, "partition 'nowhere' is not known to Slurm, which has low, high."),
         ({}, {"timout_min": 5}, "did you mean 'timeout_min'"),
         ({}, {"timeout_min": 1, "signal_delay_s": 60}, "leaves nothing of timeout_min=1"),
         ({}, {"timeout_min": 99, "signal_delay_s": 60}, "above the partition's MaxTime of 60 min"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,14 +10,25 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jobs import ledger
 from jobs.__main__ import main
+from jobs.launch import jobs_of, states_of
 from jobs.ledger import Entry
+from jobs.plan import Job, make_plan
 from jobs.records import append_line
-from tests.jobs.conftest import calls
+from jobs.report import plan_text
+from jobs.select import select
+from jobs.shape import Shape
+from jobs.site import Cluster, Container
+from jobs.slurm import Slurm
+from jobs.table import table_of
+from tests.jobs.conftest import calls, point
+from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
+SHAPE = Shape(nodes=1, ranks_per_node=1, gpus_per_node=1, cluster=Cluster(), container=Container())
 
 
 def entry(root: Path, index: int, **values: object) -> Entry:
@@ -80,17 +92,70 @@ def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[s
         (["resubmit", "s/1"], "no batch script"),
         (["compare", "s/0", "--metric", "critic/reward/mean"], "did you mean 'critic/rewards/mean'"),
         (["sync", "s/0"], "no offline W&B folder"),
-        (["--ledger", "/nowhere", "status"], "/nowhere holds no runs"),
+        (["status", "--state", "runing"], "no state; did you mean 'running'? there are pending, "),
+        (["--ledger", "{tmp}", "status"], "can't be read (Is a directory)"),
+        (["--ledger", "/nowhere", "status"], "the ledger /nowhere isn't there (looked from "),
     ],
 )
 def test_wrong_input(words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
+    assert main([word.replace("{tmp}", str(book.parent)) for word in words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_cancel_ends_only_what_lives(book: Path, fake: Path) -> None:
+def test_cancel_ends_only_what_lives(book: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel", "s"]) == 0
     assert calls(fake) == "scancel 100_2\n"
+    said = capsys.readouterr().out
+    assert "left alone s/0: COMPLETED\n" in said and "cancelled 1 run(s): s/2\n" in said
+
+
+def test_the_table_on_a_narrow_terminal_and_in_a_pipe(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name can be copied from it, a failed run says its last words, and a pipe gets neither colours nor folds."""
+    (book.parent / "run1/logs/attempt_1/rank_0.log").write_text("step 1\nRuntimeError: on fire\n")
+    entries = select(ledger.read(book), [])
+    table = table_of(entries, states_of(entries, Slurm()))
+    narrow = io.StringIO()
+    Console(file=narrow, width=60, no_color=True).print(table)
+    assert all(f"\ns/{n} " in narrow.getvalue() for n in range(4)) and "COMPLETED" in narrow.getvalue()
+    assert "tok/s" not in narrow.getvalue()  # no run has it
+    main(["status"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and "\x1b" not in "".join(lines) and "RuntimeError: on fire" in lines[2]
+
+
+def test_runs_of_a_sweep_stand_in_their_order() -> None:
+    names = ["b/10", "a/0", "b/9", "a/1"]
+    entries = [entry_named(name) for name in names]
+    assert [e.name for e in select(entries, [])] == ["b/9", "b/10", "a/0", "a/1"]
+
+
+def entry_named(name: str) -> Entry:
+    return Entry(
+        name=name, sweep=name[0], run=f"/{name}", signature=name, shape="1n1g", gpus=1, overrides=(), launch="L"
+    )  # fmt: skip
+
+
+def test_a_plan_says_once_what_all_jobs_share() -> None:
+    jobs = [
+        Job(index=n, overrides=("model=builtin\\:tiny", f"lr={n}"), config={}, run=Path(f"/{n}"), shape=SHAPE,
+            signature=str(n))
+        for n in range(2)
+    ]  # fmt: skip
+    text = plan_text(make_plan(jobs, max_array_size=9, resubmit="never"), 60, "s")
+    assert text.count("model=builtin:tiny") == 1 and "    0: lr=0\n    1: lr=1\n" in text
+
+
+def test_a_mistake_of_all_jobs_is_told_once(tmp_path: Path) -> None:
+    points = [point(n, "trainer.nnodes=0", f"trainer.seed={n}", trainer__nnodes=0, trainer__seed=n) for n in range(9)]
+    with pytest.raises(UserError, match=r"^job 0 \(trainer.seed=0\) and 8 more: .*nnodes") as caught:
+        jobs_of(points, tmp_path)
+    assert "job 1" not in str(caught.value)
+
+
+def test_logs_of_a_run_that_waits(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (book.parent / "run2/logs/attempt_1").rmdir()
+    assert main(["logs", "s/2"]) == 1
+    assert capsys.readouterr().err == "s/2 is PENDING (Priority)\n"
 
 
 def test_compare_at_the_last_common_step(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
