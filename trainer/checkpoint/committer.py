@@ -75,9 +75,11 @@ class Committer:
         return self.in_flight < self._slots
 
     def take_slot(self) -> int:
-        """A free host buffer, given back when its save has ended."""
+        """A free host buffer, the first one where it is free, given back when its save has ended."""
         with self._lock:
-            return self._free.pop()
+            slot = min(self._free)
+            self._free.remove(slot)
+            return slot
 
     def put(self, save: Save) -> None:
         """Commit ``save`` once it is copied."""

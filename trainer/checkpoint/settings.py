@@ -26,7 +26,7 @@ class CheckpointSettings:
     resume_from_path: str | None = None
     """A folder ``step_N``, for ``resume_mode=path``."""
     generations: int = 2
-    """Host buffers: one being written while another is filled. Host memory is this times a rank's share."""
+    """Host buffers: one being written while another is filled. Host memory is at most this times a rank's share."""
     timeout_s: float = 1800.0
     """Longest wait for this rank's disk, or for another rank, in one save."""
     mirror: str | None = None
