@@ -60,7 +60,7 @@ class Checkpointer:
         self._ranks.agree(lambda: require_memory(nbytes * slots * local_world_size))
         pinned = ds_engine.device.type == "cuda"
         self._stream = torch.cuda.Stream() if pinned else None  # type: ignore[no-untyped-call]
-        # Beyond the first, memory is taken when a disk is so slow that it is needed (pinning it then would take seconds).
+        # Beyond the first, memory is taken when a slow disk makes it needed (pinning it then would take seconds).
         self._buffers = [HostBuffer(0 if slot and not pinned else nbytes, pinned=pinned) for slot in range(slots)]
         self._writer = WriterClient([b.fd for b in self._buffers], settings.disk)
         self._planner = Planner(ds_engine, rank)
