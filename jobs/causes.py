@@ -82,13 +82,14 @@ def cause_of(end: Ending) -> str:
 def cause_of_lost(state: str, exit_code: str = "0:0") -> str:
     """The cause of an attempt that left no record, from sacct's state: its batch script died with it.
 
-    ``state`` may carry a remark (``CANCELLED by 0``); sacct writes REQUEUED for whatever was queued again.
+    ``state`` may carry a remark (``CANCELLED by 0``). A job that Slurm itself queued again has the reason as its state
+    (PREEMPTED, NODE_FAIL); REQUEUED is an operator's ``scontrol requeue``, whose KillWait was too short to save.
     """
     word = state.split(" ")[0].rstrip("+")
     known = {
         "PREEMPTED": PREEMPTED, "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAILURE,
         "BOOT_FAIL": NODE_FAILURE, "OUT_OF_MEMORY": OUT_OF_MEMORY, "CANCELLED": CANCELLED, "COMPLETED": DONE,
-        "FAILED": ERROR, "REQUEUED": NODE_FAILURE,
+        "FAILED": ERROR, "REQUEUED": REQUEUED,
     }  # fmt: skip
     return known.get(word, NODE_FAILURE)
 

@@ -87,7 +87,8 @@ class Slurm:
             return None
         done = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N")
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise UserError(f"squeue failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+            words = done.stderr.strip() or f"exit code {done.returncode}"
+            raise UserError(f"squeue failed: {words.rstrip('.')}.")
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 5]
         return {f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows}
 

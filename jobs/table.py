@@ -20,9 +20,10 @@ from jobs.state import RunState
 
 REWARD = ("critic/rewards/mean", "reward/mean", "critic/score/mean", "val/reward/mean", "train/loss")
 SPEED = ("perf/throughput", "perf/tokens_per_second", "perf/tokens_per_s")
+ETTR = ("goodput/ettr",)
 TAIL_BYTES = 16384
-TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "reason")
-NUMBERS = ("att", "step", "reward", "tok/s")
+TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "ettr", "reason")
+NUMBERS = ("att", "step", "reward", "tok/s", "ettr")
 COLOUR = {
     "COMPLETED": "green",
     "RUNNING": "cyan",
@@ -39,14 +40,15 @@ def console_of() -> Console:
 
 
 def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:
-    """One row per run: name, overrides, state, job, attempt, step, reward, tokens/s, reason; no empty columns."""
+    """One row per run: name, overrides, state, job, attempt, step, reward, speed, goodput, reason; no empty columns."""
     varying = varying_of(entries)
     rows: list[list[str]] = []
     for entry in entries:
         state, seen = states[entry.run], last_metrics(Path(entry.run))
         rows.append([
             entry.name, " ".join(varying[entry.run]), state.state, entry.job, str(state.attempt or ""),
-            str(seen.get("step", "")), _number(seen, REWARD), _number(seen, SPEED), _reason(entry, state),
+            str(seen.get("step", "")), _number(seen, REWARD), _number(seen, SPEED), _number(seen, ETTR),
+            _reason(entry, state),
         ])  # fmt: skip
     table = Table(box=None, pad_edge=False)
     shown = [n for n in range(len(TITLES)) if n == 0 or any(row[n] for row in rows)]

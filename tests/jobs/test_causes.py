@@ -54,7 +54,7 @@ def test_cause(cause: str, ending: Ending) -> None:
 @pytest.mark.parametrize(
     ("state", "cause"),
     [("PREEMPTED", "preempted"), ("TIMEOUT", "timeout"), ("NODE_FAIL", "node_failure"), ("CANCELLED by 0", "cancelled"),
-     ("OUT_OF_MEMORY", "out_of_memory"), ("FAILED", "error"), ("CANCELLED+", "cancelled")],
+     ("OUT_OF_MEMORY", "out_of_memory"), ("FAILED", "error"), ("REQUEUED", "requeued"), ("CANCELLED+", "cancelled")],
 )  # fmt: skip
 def test_cause_of_an_attempt_without_a_record(state: str, cause: str) -> None:
     assert cause_of_lost(state) == cause
