@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,11 +61,11 @@ def test_wait_shows_the_errors_of_every_failed_job(
             append_line(run / "attempts.jsonl", line)
         (tmp_path / "ended").touch()
 
-    monkeypatch.setattr("jobs.watch.time.sleep", end_all)
+    monkeypatch.setattr("jobs.watch.time", SimpleNamespace(sleep=end_all))
     points = [point(n, trainer__seed=n) for n in range(3)]
     assert launch_on_slurm(points, {"ledger": str(book), "wait": True}, tmp_path / "sweep") == 1
     shown = capsys.readouterr()
-    assert "squeue failed: Socket timed out. Asking again." in shown.out.replace("\n", " ")
+    assert "squeue failed: Socket timed out. Asking again." in shown.err
     assert "ValueError: sweep/0 is broken" in shown.err and "ValueError: sweep/2 is broken" in shown.err
     assert "sweep/1" not in shown.err and shown.out.count("COMPLETED") == 1
     assert [json.loads(line)["phase"] for line in book.read_text().splitlines()] == ["planned"] * 3 + ["submitted"] * 3
