@@ -14,27 +14,16 @@ from trainer.batching.cost import Floats, Ints
 
 TIGHT = 0.18
 """Room left in a bin, in mean units, below which units are packed by size instead of spread by weight."""
+BISECTIONS, BISECTED = 4, 16_384
+"""Attempts to pack tight cargo more evenly, and the units that they may pack together."""
 
 
 def open_bins(tokens: Ints, cap: int) -> Ints:
     """Bin of each unit by best-fit decreasing, opening bins of ``cap`` tokens as needed. Bins count from 0."""
-    many = int(tokens.size)
-    # One number a bin, its room and then its index: numbers are found faster than pairs.
-    room: list[int] = []
-    out = np.empty(many, np.int64)
-    order = np.argsort(-tokens, kind="stable")
-    chosen = []
-    count = 0
-    for size in (tokens[order] * many).tolist():
-        at = bisect_left(room, size)
-        if at < len(room):
-            left = room.pop(at)
-        else:
-            left, count = cap * many + count, count + 1
-        chosen.append(left % many)
-        insort(room, left - size)
-    out[order] = chosen
-    return out
+    bins = best_fit(tokens, np.full(tokens.size, cap))
+    if bins is None:
+        raise AssertionError("a unit is larger than the cap")
+    return bins
 
 
 def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -> tuple[Ints, Ints]:
@@ -71,19 +60,57 @@ def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -
 def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
     """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
     many = int(caps.size)
-    room = sorted(cap * many + b for b, cap in enumerate(caps.tolist()))
+    # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
+    # listed once they are opened.
+    room = [cap * many + b for b, cap in enumerate(caps.tolist())]
+    closed = many if room and int(caps.min()) == int(caps.max()) else 0
+    opened = 0
+    whole = room[0] if room else 0
+    room = [] if closed else sorted(room)
     out = np.empty(tokens.size, np.int64)
     order = np.argsort(-tokens, kind="stable")
     chosen = []
     for size in (tokens[order] * many).tolist():
         at = bisect_left(room, size)
-        if at == many:
+        if at < len(room):
+            left = room.pop(at)
+        elif opened < closed and size <= whole:
+            left, opened = whole + opened, opened + 1
+        else:
             return None
-        left = room.pop(at)
         chosen.append(left % many)
         insort(room, left - size)
     out[order] = chosen
     return out
+
+
+def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
+    """:func:`best_fit` under caps lowered by bisection as far as it still finds room, so that bins fill evenly.
+
+    Coffman, Garey and Johnson (1978), with best-fit for first-fit. Returns the dealt bins of the shortest path found.
+    """
+    ranks = int(budgets.size)
+    caps = np.tile(budgets, rows)
+    best: tuple[float, Ints] | None = None
+    low, high = int(tokens.sum()) / int(caps.sum()), 1.0
+    share = high
+    for _ in range(1 + min(BISECTIONS, BISECTED // max(1, tokens.size))):
+        bins = best_fit(tokens, caps if share == 1.0 else (caps * share).astype(np.int64))
+        if bins is None:
+            if best is None:
+                return None
+            low = share
+        else:
+            high = share
+            load = np.bincount(bins, cost, minlength=caps.size).astype(np.float64)
+            new = deal(load, budgets)
+            dealt = np.empty_like(load)
+            dealt[new] = load
+            path = float(dealt.reshape(rows, ranks).max(1).sum())
+            if best is None or path < best[0]:
+                best = (path, new[bins])
+        share = (low + high) / 2
+    return None if best is None else best[1]
 
 
 def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) -> Ints | None:
@@ -172,9 +199,7 @@ def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
     caps = np.tile(budgets, rows)
     bins = None if tight(tokens, budgets, rows) else lightest_fit(cost, tokens, caps)
     if bins is None:
-        bins = best_fit(tokens, caps)
-    if bins is None:
-        return None
+        return multifit(cost, tokens, budgets, rows)
     return deal(np.bincount(bins, cost, minlength=caps.size).astype(np.float64), budgets)[bins]
 
 
