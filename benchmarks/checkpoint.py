@@ -174,7 +174,7 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
             saver.wait()
             saver.clear()
         loop.step()
-        for turn in range(QUICK_ROUNDS if args.quick else ROUNDS):
+        for turn in range(args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)):
             for _ in range(3):
                 times.add("total", "memcpy", timed(lambda: copy(sources, targets)))
             os.sync()
@@ -238,7 +238,8 @@ def hold(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None
 
 def main(argv: list[str] | None = None) -> int:
     where = {"metavar": "FOLDER", "default": str(ROOT / "runs"), "help": "on the disk to measure; default: runs"}
-    args = arguments(__doc__ or "", argv, dir=where)
+    rounds = {"metavar": "N", "type": int, "help": f"how often each way takes its turn; default: {ROUNDS}"}
+    args = arguments(__doc__ or "", argv, dir=where, rounds=rounds)
     Path(args.dir).mkdir(parents=True, exist_ok=True)
     report = Report("Saving 1.61 GB from a training loop" if not args.quick else "Saving a small model")
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="checkpoint-benchmark-"))

@@ -20,6 +20,8 @@ CHUNK = 4 * BLOCK
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[memoryview]:
     monkeypatch.setattr(disk, "CHUNK", CHUNK)
+    monkeypatch.setattr(disk, "DIRECT", CHUNK)
+    monkeypatch.setattr(disk, "PIECE", BLOCK + 77)
     monkeypatch.setattr(disk, "CHECKED", 2 * CHUNK)
     monkeypatch.setattr(disk, "FLUSH_EVERY", CHUNK)
     with mmap.mmap(-1, 8 * CHUNK) as area:
