@@ -15,7 +15,8 @@ Layout = list[list[np.ndarray]]
 
 def verl_workload(lengths: np.ndarray) -> np.ndarray:
     """verl's cost of a sequence: a hidden size of 4096 for every model."""
-    return 24576.0 * lengths + lengths.astype(float) ** 2
+    workload: np.ndarray = 24576.0 * lengths + lengths.astype(float) ** 2
+    return workload
 
 
 def karmarkar_karp(weight: np.ndarray, k: int, *, equal: bool = False) -> list[np.ndarray]:
