@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,15 @@ def test_killed_and_continued(undisturbed: Callable[[str, int], Path], tmp_path:
     assert code == -signal.SIGKILL, screen
     finish(run, *given)
     assert_same(run, undisturbed(stage, ranks))
+    assert_goodput(rows(run))
+
+
+def assert_goodput(record: list[dict[str, Any]]) -> None:
+    """Of two attempts: only the steps that count are productive, and starting twice took its time."""
+    last, steps = record[-1], {row["training/global_step"]: row["timing/step"] for row in record}
+    assert last["goodput/attempts"] == 2 and 0 < last["goodput/ettr_with_queue"] <= last["goodput/ettr"] < 1
+    assert abs(last["goodput/productive_s"] - sum(steps.values())) < 0.01
+    assert last["goodput/wall_s"] > last["goodput/productive_s"] + last["goodput/lost_s"]
 
 
 def test_two_ranks_then_one_then_two(folder: Path) -> None:

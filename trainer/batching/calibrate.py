@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -104,3 +106,12 @@ class Calibrator:
         """The fit over the window, or None while too little is known."""
         seen = self.samples()
         return calibrate(seen[:, 0], seen[:, 1], seen[:, 2])
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: the samples; the fit follows from them."""
+        return {"samples": self.samples()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from saved samples."""
+        self._seen.clear()
+        self._seen.extend((float(t), float(q), float(s)) for t, q, s in state["samples"])

@@ -38,8 +38,9 @@ class Best:
         if self.metric is None or self.metric in known:
             return
         listed = sorted(name for name in known if not name.startswith(NOISE))
+        hint = nearest(self.metric, listed) or "."
         raise UserError(
-            f"trainer.checkpoint.best_metric={self.metric} is no metric of this run{nearest(self.metric, listed)}. "
+            f"trainer.checkpoint.best_metric={self.metric} is no metric of this run{hint} "
             f"It has {', '.join(listed)}; type trainer.checkpoint.best_metric=NAME, or null for the validation reward"
         )
 

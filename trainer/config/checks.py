@@ -8,6 +8,7 @@ from itertools import pairwise
 from trainer.config.algebra import Sizes, violations
 from trainer.config.budgets import budget_checks
 from trainer.config.schema import Config
+from trainer.config.schema.trainer import better
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -169,3 +170,11 @@ def _resuming(config: Config) -> Iterator[str]:
         yield "trainer.resume_mode=path needs trainer.resume_from_path=FOLDER/step_N"
     if trainer.resume_mode != "path" and trainer.resume_from_path is not None:
         yield f"trainer.resume_from_path is set, but trainer.resume_mode={trainer.resume_mode}; set resume_mode=path"
+    keep = trainer.checkpoint
+    if keep.best_mode is not None and keep.best_metric is None:
+        yield f"trainer.checkpoint.best_mode={keep.best_mode}, but of what? Set trainer.checkpoint.best_metric as well"
+    if keep.best_metric is not None and keep.best_mode is None and better(keep.best_metric) is None:
+        yield (
+            f"trainer.checkpoint.best_metric={keep.best_metric}: is more of it better, or less? Set "
+            "trainer.checkpoint.best_mode=max or min"
+        )

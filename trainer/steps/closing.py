@@ -18,6 +18,7 @@ def close_run(ctx: Context, keeper: Keeper, show: Show) -> None:
     """Export the weights if asked for, draw the pictures, and say where things are and what to try next."""
     if ctx.config.trainer.export_hf:
         export(ctx)
+    show.last_save(ctx.total_steps)
     if ctx.world.is_main:
         show.finish_pictures(ctx.total_steps)
         pictures = draw_pictures(ctx.run_dir)
@@ -45,6 +46,8 @@ def places(ctx: Context, keeper: Keeper, show: Show, pictures: list[Path]) -> li
         found.append(("W&B run", f"{show.tracker.wandb_folder}  (upload: wandb sync FOLDER)"))
     if keeper.newest is not None:
         found.append(("checkpoint", keeper.newest))
+    if keeper.best is not None and keeper.best[0] != keeper.newest:
+        found.append(("best", f"{keeper.best[0]}  ({keeper.best[1]})"))
     if ctx.config.trainer.export_hf:
         found.append(("weights", ctx.run_dir / WEIGHTS))
     found += [("picture", path) for path in pictures]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.algorithms import KlController, make_kl_controller
-from trainer.batching import CostModel
+from trainer.batching import Calibrator, CostModel
 from trainer.config.schema import Config
 from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct, worker_count
 from trainer.environment import RankInfo
@@ -39,7 +39,9 @@ VALIDATION_STREAM = 0x5EED
 
 @dataclass(kw_only=True)
 class Context:
-    """One rank's parts. Built once; only ``samples_seen`` and what the parts hold inside changes."""
+    """One rank's parts. Built once; only counters, budgets and what the parts hold inside change. What of that a
+    resumed run needs is registered in ``trainer.steps.state``.
+    """
 
     config: Config
     run_dir: Path
@@ -65,7 +67,11 @@ class Context:
     scorer: Scorer
     notes: list[str] = field(default_factory=list)
     """What the user should hear at start."""
+    calibrator: Calibrator = field(default_factory=Calibrator)
+    """What this rank's micro-batches took."""
     samples_seen: int = 0
+    productive_s: float = 0.0
+    """Seconds of the steps taken so far, those of earlier attempts included as far as they were kept."""
     budgets: list[int] | None = None
     """Budgets of all ranks, once running out of memory lowered one of them."""
 
@@ -83,6 +89,11 @@ class Context:
     def is_rl(self) -> bool:
         """RL rather than SFT."""
         return self.config.trainer.mode == "rl"
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is something to validate on, and somebody to judge the answers."""
+        return self.val_sampler is not None and bool(self.val_examples)
 
     @property
     def total_steps(self) -> int:

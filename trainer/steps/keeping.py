@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
 from xxhash import xxh3_128_hexdigest
 
-from trainer.checkpoint import Checkpointer, CheckpointSettings, Restored
+from trainer.checkpoint import Checkpointer, CheckpointSettings
+from trainer.checkpoint.best import Best
+from trainer.checkpoint.commit import step_dir
+from trainer.checkpoint.finding import same_folder
 from trainer.checkpoint.policy import due, must_save_by, predicted_save_s
 from trainer.config.frozen import MAY_CHANGE
 from trainer.config.schema import Config
+from trainer.config.schema.trainer import better
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
+from trainer.steps.state import RunIdentity, rank_parts, shared_parts
+from trainer.steps.validate import VALIDATION_METRICS
+from trainer.tracking.banner import versions
+from trainer.tracking.goodput import Clock
+from trainer.tracking.jsonl import METRICS_FILE, newest
 from trainer.worker import leave_note
 
 CAUSES = ("", "TIME", "INT", "TERM", "USR2")
@@ -30,7 +36,9 @@ CLOSE_TIMEOUT_S = 600.0
 ASSUMED_BYTES_PER_S = 0.5e9
 """Of a node's disk, until a save has been measured."""
 ASSUMED_SAVE_S = 60.0
-"""What a save is taken to last until one has been measured."""
+"""What a save is taken to last at least, until one has been measured."""
+REWARD = "val/reward"
+"""What ``keep_best`` goes by unless told otherwise, where there is a validation."""
 
 
 class Keeper:
@@ -40,6 +48,12 @@ class Keeper:
         self._ctx = ctx
         trainer = ctx.config.trainer
         keep = trainer.checkpoint
+        metric = keep.best_metric or (REWARD if ctx.validates else None)
+        self._best = Best(metric, keep.best_mode or better(metric or REWARD) or "max")
+        self._identity = RunIdentity(ctx.run_dir, writes=ctx.world.is_main)
+        self._shared, self._own = shared_parts(ctx, self._best, self._identity), rank_parts(ctx)
+        self._seen: set[str] = set(VALIDATION_METRICS) if ctx.validates else set()
+        attempt = attempt_number(ctx.run_dir, ctx.world.is_main)
         self._store = Checkpointer(
             ctx.run_dir,
             ctx.engine.ds,
@@ -47,6 +61,8 @@ class Keeper:
                 keep_last=keep.keep_last,
                 keep_every=keep.keep_every,
                 keep_best=keep.keep_best,
+                best_metric=self._best.metric,
+                best=self._best.mode,
                 async_save=keep.async_save,
                 resume_mode=trainer.resume_mode,
                 resume_from_path=trainer.resume_from_path,
@@ -54,7 +70,7 @@ class Keeper:
             ),
             rank=ctx.world.rank,
             world_size=ctx.world.size,
-            attempt=attempt_number(ctx.run_dir, ctx.world.is_main),
+            attempt=attempt,
             config_hash=config_hash(ctx.config),
             local_world_size=ctx.info.local_world_size,
             group=ctx.world.cpu_group if ctx.world.size > 1 else None,
@@ -62,9 +78,11 @@ class Keeper:
         ctx.engine.before_step = self._store.before_step
         self.notes: list[str] = []
         self.step = self._restore()
-        self._check_grace()
+        self._expected_save_s = self._check_grace()
+        self._clock = Clock(ctx.run_dir, attempt, restored=self.step) if ctx.world.is_main else None
         self._saved_at = self._stepped_at = time.monotonic()
         self._step_s = 0.0
+        self._put_off = False
         self._deadline = job_deadline(os.environ)
 
     def stop_requested(self, here: str | None) -> str | None:
@@ -78,17 +96,21 @@ class Keeper:
         self, step: int, metrics: Mapping[str, float], *, last: bool, stop: str | None, sync: Callable[[], None]
     ) -> None:
         """Save when it is time. Before leaving (``last``, ``stop``) the save is waited for; ``sync`` makes the record
-        durable first, so that no checkpoint is ahead of it.
+        durable first, so that no checkpoint is ahead of it. Raises UserError for a ``best_metric`` that no step has.
         """
         keep = self._ctx.config.trainer.checkpoint
         now = time.monotonic()
         self._step_s, self._stepped_at = now - self._stepped_at, now
+        self._seen |= metrics.keys()
+        self._best.require_known(self._seen)
+        self._best.observe(step, metrics)
         minutes = keep.save_interval_minutes
         why = due(
             step,
             save_freq=keep.save_freq,
             seconds_since_last=now - self._saved_at,
             save_interval_s=None if minutes is None else minutes * 60,
+            put_off=self._put_off,
             last=last,
             stop=stop is not None,
         )
@@ -97,101 +119,106 @@ class Keeper:
             return
         sync()
         leaving = last or stop is not None
-        saved = self._store.save(
-            step, self._rank_state(), self._global_state(), metrics.get("val/reward"), blocking=leaving
-        )
-        if saved:
-            self._saved_at = now
+        saved = self._save(step, metrics, blocking=leaving)
         if stop is not None and self._ctx.world.is_main:
-            leave_note(self._ctx.run_dir, cause=stop, step=step, attempt=self._attempt)
+            leave_note(self._ctx.run_dir, cause=stop, step=step, attempt=attempt_number(self._ctx.run_dir, True))
         if leaving and not saved:
             raise RuntimeError(
                 f"the checkpoint of step {step} could not be written: {self.metrics()}; see the log above"
             )
 
     def metrics(self) -> dict[str, float]:
-        """``ckpt/*``."""
-        return self._store.metrics()
+        """``ckpt/*``; on rank 0 also ``goodput/*``."""
+        spent = {} if self._clock is None else self._clock.metrics(self._ctx.productive_s)
+        return self._store.metrics() | spent
 
     @property
     def newest(self) -> Path | None:
         """The newest committed checkpoint of this attempt."""
-        step = int(self._store.metrics()["ckpt/last_committed_step"])
-        return self._store.root / f"step_{step}" if step >= 0 else None
+        step = self._store.last_committed_step
+        return None if step is None else step_dir(self._store.root, step)
+
+    @property
+    def best(self) -> tuple[Path, str] | None:
+        """The kept checkpoint of the best step, and what makes it the best; None when that step was not saved."""
+        step, folder = self._best.step, step_dir(self._store.root, self._best.step or 0)
+        if step is None or self._ctx.config.trainer.checkpoint.keep_best == 0 or not folder.is_dir():
+            return None
+        return folder, f"{self._best.metric} {self._best.value:.4g}"
+
+    def _save(self, step: int, metrics: Mapping[str, float], *, blocking: bool) -> bool:
+        main = self._ctx.world.is_main
+        self._identity.last_step = step
+        if self._clock is not None:
+            self._clock.note()
+        saved = self._store.save(
+            step,
+            self._own.state_dict(),
+            self._shared.state_dict() if main else {},
+            self._best.of(metrics),
+            blocking=blocking,
+            about={"wandb_id": self._identity.id, **versions()} if main else None,
+        )
+        self._put_off = not saved
+        if saved:
+            self._saved_at = time.monotonic()
+        return saved
 
     def _out_of_time(self) -> bool:
         if self._deadline is None:
             return False
-        known = self._store.metrics().get("ckpt/write_s", ASSUMED_SAVE_S)
+        known = self._store.save_s or self._expected_save_s
         margin = self._ctx.config.trainer.checkpoint.save_margin
         return time.time() >= must_save_by(self._deadline, save_s=known, step_s=self._step_s, margin=margin)
 
-    def _check_grace(self) -> None:
-        """Say at start when the last save of a preempted job would hardly fit into its grace time."""
+    def _check_grace(self) -> float:
+        """Say at start when the last save of a preempted job would hardly fit into its grace time. Returns the seconds
+        that a save is expected to last.
+        """
         trainer, world = self._ctx.config.trainer, self._ctx.world
-        settings = self._ctx.engine.settings
+        settings, local = self._ctx.engine.settings, self._ctx.info.local_world_size
         whole = checkpoint_bytes(
             self._ctx.loaded.shape, precision="bf16" if settings.bf16 else "fp32", zero_stage=settings.zero_stage
         )
-        share = whole // world.size * self._ctx.info.local_world_size
-        needed = predicted_save_s(share, bytes_per_s=ASSUMED_BYTES_PER_S) * trainer.checkpoint.save_margin
+        measured = newest(self._ctx.run_dir / METRICS_FILE, "ckpt/write_gbps")
+        speed = ASSUMED_BYTES_PER_S if measured is None else measured * 1e9 * local
+        expected = predicted_save_s(whole // world.size * local, bytes_per_s=speed)
+        needed = expected * trainer.checkpoint.save_margin
         if needed > trainer.grace_period_s:
+            how = "is taken to need" if measured is None else f"at the {speed / 1e9:.2g} GB/s measured before needs"
             self.notes.append(
-                f"[WARNING] a checkpoint is taken to need {needed:.0f} s (margin {trainer.checkpoint.save_margin:g} "
+                f"[WARNING] a checkpoint {how} {needed:.0f} s (margin {trainer.checkpoint.save_margin:g} "
                 f"included), but trainer.grace_period_s={trainer.grace_period_s:g}: a preempted job may lose its last "
                 "steps. Raise the grace time (and hydra.launcher.signal_delay_s), or write to a faster disk."
             )
+        return expected if measured is not None else max(expected, ASSUMED_SAVE_S)
 
     def _restore(self) -> int:
         found = self._store.restore()
         if found is None:
             return 0
-        self._apply(found)
         self.notes.append(f"Going on from {found.folder} (step {found.step})")
-        return found.step
-
-    def _rank_state(self) -> dict[str, Any]:
-        numpy_state = np.random.get_state(legacy=False)
-        state = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
-        if self._ctx.world.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self._ctx.world.device)
-        return state
-
-    def _global_state(self) -> dict[str, Any]:
-        ctx = self._ctx
-        return {
-            "loader": ctx.loader.state_dict(),
-            "kl": ctx.kl.state_dict(),
-            "samples_seen": ctx.samples_seen,
-            "budgets": ctx.budgets,
-        }
-
-    def _apply(self, found: Restored) -> None:
-        ctx, state = self._ctx, found.global_state
-        ctx.loader.load_state_dict(state["loader"])
-        ctx.kl.load_state_dict(state["kl"])
-        ctx.samples_seen = state["samples_seen"]
-        if state["budgets"] is not None and len(state["budgets"]) == ctx.world.size:
-            ctx.lower_budgets(state["budgets"])
+        self._identity.own = same_folder(found.folder.parent, self._store.root)
+        missing = self._shared.load_state_dict(found.global_state)
         if found.rank_state is None:
-            self.notes.append(f"{len(found.rank_states)} rank(s) wrote it, {ctx.world.size} go on")
-            return
-        # Last of all: loading itself may draw random numbers.
-        random.setstate(found.rank_state["python"])
-        np.random.set_state(found.rank_state["numpy"])
-        torch.set_rng_state(found.rank_state["torch"])
-        if "cuda" in found.rank_state and ctx.world.device.type == "cuda":
-            torch.cuda.set_rng_state(found.rank_state["cuda"], ctx.world.device)
+            self.notes.append(
+                f"{len(found.rank_states)} rank(s) wrote it, {self._ctx.world.size} go on: "
+                f"{', '.join(self._own.names)} begin anew"
+            )
+        else:
+            missing += self._own.load_state_dict(found.rank_state)
+        if missing:
+            self.notes.append(f"[WARNING] it was written by another version and lacks {', '.join(missing)}")
+        return found.step
 
     def __enter__(self) -> Keeper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._store.close(CLOSE_TIMEOUT_S if error is None else 30.0)
-
-    @property
-    def _attempt(self) -> int:
-        return int(os.environ["PLIMSOLL_ATTEMPT"])
+        if self._clock is not None:
+            self._clock.metrics(self._ctx.productive_s)
+            self._clock.note()
 
 
 def attempt_number(run_dir: Path, is_main: bool) -> int:

@@ -29,7 +29,7 @@ class Show:
 
     def __init__(self, ctx: Context, keeper: Keeper) -> None:
         trainer, world = ctx.config.trainer, ctx.world
-        self._ctx = ctx
+        self._ctx, self._keeper = ctx, keeper
         self.tracker = Tracker(
             ctx.run_dir,
             ctx.config.model_dump(),
@@ -44,7 +44,7 @@ class Show:
             num_workers=ctx.config.data.num_workers,
         )
         self._stowed = StowageWatch(ctx, self._line)
-        self._start(keeper)
+        self._start()
 
     def verdict(self) -> list[str]:
         """The run in one line: validation reward before and after."""
@@ -58,10 +58,15 @@ class Show:
 
     def stopped(self, step: int, cause: str, code: int) -> int:
         """Say that the run was asked to stop and saved; returns ``code``."""
+        self.last_save(step)
         self._line(f"Asked to stop ({cause}): saved at step {step}. The same command goes on from there.", rank=0)
         return code
 
-    def _start(self, keeper: Keeper) -> None:
+    def last_save(self, step: int) -> None:
+        """Keep what the save at the end of this attempt took, and its goodput: no step follows that would log it."""
+        self.tracker.record(step, self._keeper.metrics())
+
+    def _start(self) -> None:
         ctx = self._ctx
         actor = ctx.config.actor_rollout_ref.actor
         sizes = {
@@ -72,7 +77,7 @@ class Show:
         }
         self._line(banner(ctx.info, ctx.run_dir, str(ctx.world.device), sizes), rank=0)
         self._line(device_mesh_line(shares(ctx.config.data.train_batch_size, ctx.world.size)), rank=0)
-        for note in [*ctx.notes, *keeper.notes]:
+        for note in [*ctx.notes, *self._keeper.notes]:
             self._line(note, rank=0)
 
     def _line(self, text: str, rank: int | None = None) -> None:
@@ -91,6 +96,7 @@ class Show:
         ctx, world = self._ctx, self._ctx.world
         plan = updates[-1].plan
         seconds = ctx.timers.seconds("step")
+        ctx.productive_s += seconds
         shape, lengths = ctx.loaded.shape, batch.lengths.tolist()
         budgets = [int(b) for b in plan.budgets]
         epochs = ctx.config.actor_rollout_ref.actor.ppo_epochs

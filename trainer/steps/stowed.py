@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainer.batching import Calibrator, bucket_names, bucket_speeds
+from trainer.batching import bucket_names, bucket_speeds
 from trainer.batching.buckets import assign_buckets
 from trainer.data import Batch
 from trainer.steps.context import Context
@@ -27,7 +27,6 @@ class StowageWatch:
         trainer = ctx.config.trainer
         self._ctx = ctx
         self._monitor = DynamicBatchMonitor(ctx.world.rank, write, trainer.monitor_interval)
-        self._calibrator = Calibrator()
         draws = ctx.world.is_main and trainer.enable_monitor
         self._pictures = DynamicBatchVisualizer(str(ctx.run_dir / PICTURES), trainer.plot_interval) if draws else None
 
@@ -42,14 +41,14 @@ class StowageWatch:
             for mine, held, squared, seconds in zip(
                 plan.micro_batches[rank], tokens, squares, done.seconds, strict=False
             ):
-                self._calibrator.add(held, squared, seconds)
+                self._ctx.calibrator.add(held, squared, seconds)
                 if boundaries and mine.size:
                     seen.append((self._bucket(batch, int(mine[0])), held, seconds))
-        fit = self._calibrator.fit()
+        fit = self._ctx.calibrator.fit()
         if self._pictures is not None:
             for done in updates:
                 self._pictures.update(
-                    step, done.plan, boundaries=boundaries, calibration=fit, samples=self._calibrator.samples()
+                    step, done.plan, boundaries=boundaries, calibration=fit, samples=self._ctx.calibrator.samples()
                 )
         metrics = {} if fit is None else fit.metrics(self._ctx.cost)
         return metrics | (_speeds(seen, boundaries) if boundaries else {})
@@ -60,8 +59,8 @@ class StowageWatch:
             self._pictures.draw(
                 step,
                 boundaries=self._ctx.stowage.buckets,
-                calibration=self._calibrator.fit(),
-                samples=self._calibrator.samples(),
+                calibration=self._ctx.calibrator.fit(),
+                samples=self._ctx.calibrator.samples(),
             )
 
     def _bucket(self, batch: Batch, sequence: int) -> int:

@@ -11,6 +11,15 @@ from trainer.parallel.world import World
 from trainer.steps.context import Context
 from trainer.steps.experience import Rollouts
 
+VALIDATION_METRICS = (
+    "val/reward",
+    "val/reward/std",
+    "val/response_length",
+    "val/response_length/clip_ratio",
+    "val/samples",
+)
+"""What a validation measures."""
+
 
 def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
     """Metrics of the validation set, the same on every rank, and some generations as this rank read them.

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def banner(rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, objec
     lines = facts(rank, run_dir, device, sizes)
     width = max(map(len, lines))
     return "\n".join(["Plimsoll", *(f"  {name:<{width}}  {value}" for name, value in lines.items())])
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What wrote a file: this code's commit and the libraries that its contents depend on."""
+    import torch
+
+    return {"commit": git_commit(), "torch": torch.__version__, "deepspeed": version_of("deepspeed")}
 
 
 def version_of(*distributions: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -55,7 +56,7 @@ def goodput(attempts: Sequence[Attempt], productive_s: float) -> dict[str, float
         "goodput/productive_s": productive_s,
         "goodput/wall_s": wall,
         "goodput/queue_s": waiting,
-        "goodput/lost_s": sum(a.undone_s for a in attempts),
+        "goodput/lost_s": math.fsum(a.undone_s for a in attempts),
         "goodput/lost_steps": float(sum(a.undone_steps for a in attempts)),
         "goodput/attempts": float(len(attempts)),
     }
@@ -77,7 +78,7 @@ class Clock:
         self._own = Attempt(number, process_start() if start is None else start, time.time() if now is None else now)
         # Kept by the attempt that does them again: the one that lost them is over, and its file may be missing.
         self._own.undone_steps = len([line for line in undone if "timing/step" in line])
-        self._own.undone_s = sum(float(line.get("timing/step", 0.0)) for line in undone)
+        self._own.undone_s = math.fsum(float(line.get("timing/step", 0.0)) for line in undone)
         self.note()
 
     def metrics(self, productive_s: float, now: float | None = None) -> dict[str, float]:

@@ -61,6 +61,18 @@ def by_step(path: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(merged.items()))
 
 
+def newest(path: Path, name: str, tail_bytes: int = 1 << 20) -> float | None:
+    """The last number of metric ``name``, looked for in the last ``tail_bytes`` of the record."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    values = (record.get(name) for line in reversed(lines) if (record := decode(line)) is not None)
+    return next((float(value) for value in values if isinstance(value, int | float)), None)
+
+
 class MetricsFile:
     """Appends whole lines. On a resume, what came after the restored step is cut off first.
 

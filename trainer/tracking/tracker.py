@@ -80,14 +80,21 @@ class Tracker:
         """
         if not self._active:
             return
-        plain = {key: to_plain(value) for key, value in metrics.items()}
-        self._file.append({"step": step, "time": round(time.time(), 3), **plain})
-        if self._wandb is not None:
-            self._wandb.log(step, plain)
+        plain = self.record(step, metrics)
         if self._display is not None:
             self._display.update(step, plain)
         for hint in self._health.check(plain):
             self.message(f"[HINT] {hint}")
+
+    def record(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep ``metrics`` in the record and in W&B without showing them; returns them as they were written."""
+        if not self._active:
+            return {}
+        plain = {key: to_plain(value) for key, value in metrics.items()}
+        self._file.append({"step": step, "time": round(time.time(), 3), **plain})
+        if self._wandb is not None:
+            self._wandb.log(step, plain)
+        return plain
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a validation's texts in ``<run>/generations/step_N.jsonl`` and show them in W&B."""

@@ -40,17 +40,21 @@ def persistent_identity(run_dir: Path, project: str, name: str, group: str | Non
 
     Without ``group``, WANDB_RUN_GROUP (a sweep sets it) is the group.
     """
-    path = run_dir / IDENTITY_FILE
     if (found := stored_identity(run_dir)) is not None:
         return found
     new = Identity(random_run_id(), project, name, group or os.environ.get("WANDB_RUN_GROUP"))
+    keep_identity(run_dir, new)
+    return new
+
+
+def keep_identity(run_dir: Path, identity: Identity) -> None:
+    """Write ``<run>/wandb.json``, whole and durable."""
     fd, temporary = tempfile.mkstemp(dir=run_dir, prefix=IDENTITY_FILE)
     with open(fd, "w") as file:
-        json.dump(asdict(new), file)
+        json.dump(asdict(identity), file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
-    return new
+    os.replace(temporary, run_dir / IDENTITY_FILE)
 
 
 def stored_identity(run_dir: Path) -> Identity | None:

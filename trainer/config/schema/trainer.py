@@ -14,6 +14,13 @@ def _resume_mode(value: object) -> object:
     return "path" if value == "resume_path" else value
 
 
+def better(metric: str) -> Literal["max", "min"] | None:
+    """Which end of ``metric`` is the better one, as far as its name tells."""
+    if any(word in metric for word in ("reward", "score")):
+        return "max"
+    return "min" if any(word in metric for word in ("loss", "nll")) else None
+
+
 class Checkpoint(Section):
     """``trainer.checkpoint``."""
 
@@ -30,7 +37,11 @@ class Checkpoint(Section):
     keep_every: Count | None
     """Keep each step that is a multiple of this for good. null: none."""
     keep_best: Whole
-    """Checkpoints with the best ``val/reward`` (RL) or ``val/loss`` (SFT) kept beside the newest."""
+    """Of the checkpoints saved, so many with the best ``best_metric`` are kept beside the newest."""
+    best_metric: Text | None
+    """Metric that ``keep_best`` goes by. null: ``val/reward``, where there is a validation."""
+    best_mode: Literal["max", "min"] | None
+    """Whether more or less of it is better. null: max for a reward or score, min for a loss."""
     save_margin: Annotated[float, Field(ge=1)]
     """Predicted save time times this must fit into ``trainer.grace_period_s``."""
 

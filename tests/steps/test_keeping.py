@@ -1,0 +1,221 @@
+"""When a run saves, what it says about saving, and where it goes on: the keeper over a checkpointer that only notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.config.helpers import run_of
+from tests.steps.ranks import Rank
+from trainer.batching import ModelShape
+from trainer.checkpoint import CheckpointSettings
+from trainer.config import load
+from trainer.errors import UserError
+from trainer.steps import keeping
+from trainer.steps.keeping import Keeper
+
+SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=4, ffn=128, vocab=1000)
+LARGE = ModelShape(hidden=4096, layers=32, heads=32, kv_heads=32, ffn=11008, vocab=32000)
+
+
+class Store:
+    """Notes what it is told to save."""
+
+    def __init__(self, run_dir: Path, ds: Any, settings: CheckpointSettings, **world: Any) -> None:
+        self.root, self.settings, self.world = run_dir / "checkpoints", settings, world
+        self.saved: list[tuple[int, float | None, bool]] = []
+        self.states: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.about: Any = None
+        self.takes, self.has_room = Store.restored, True
+        self.save_s: float | None = None
+        self.last_committed_step: int | None = None
+
+    restored: Any = None
+
+    def before_step(self) -> None: ...
+
+    def restore(self) -> Any:
+        return self.takes
+
+    def save(self, step: int, own: Any, shared: Any, metric: float | None, *, blocking: bool, about: Any) -> bool:
+        if self.has_room:
+            self.saved.append((step, metric, blocking))
+            self.states.append((own, shared))
+            self.about = about
+        return self.has_room
+
+    def metrics(self) -> dict[str, float]:
+        return {"ckpt/failures": 0.0}
+
+    def close(self, timeout_s: float) -> None: ...
+
+    @property
+    def steps(self) -> list[int]:
+        return [step for step, _, _ in self.saved]
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(keeping, "time", made)
+    monkeypatch.setattr(keeping, "Checkpointer", Store)
+    monkeypatch.setattr(Store, "restored", None)
+    monkeypatch.setenv("PLIMSOLL_ATTEMPT", "1")
+    return made
+
+
+def keeper(run: Path, *, shape: ModelShape = SHAPE, validates: bool = True, **dotted: Any) -> tuple[Keeper, Any]:
+    config = load(run_of(**{f"trainer__{k}": v for k, v in dotted.items()}))
+    ctx: Any = Rank(run)
+    ctx.config, ctx.validates = config, validates
+    ctx.world = SimpleNamespace(rank=0, size=1, is_main=True, any=int, cpu_group=None, device=torch.device("cpu"))
+    ctx.info = SimpleNamespace(local_world_size=1)
+    ctx.engine = SimpleNamespace(ds=None, settings=SimpleNamespace(bf16=False, zero_stage=1), before_step=None)
+    ctx.loaded = SimpleNamespace(shape=shape)
+    made = Keeper(ctx)
+    return made, made._store
+
+
+def steps(
+    made: Keeper, first: int, last: int, before: Callable[[int], object] = lambda step: None, **given: Any
+) -> None:
+    for step in range(first, last + 1):
+        before(step)
+        metrics = given.get("metrics", {"train/nll": float(step)})
+        made.after_step(step, metrics, last=given.get("end") == step, stop=None, sync=lambda: None)
+
+
+def test_every_so_many_steps_and_at_the_end(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=3)
+    steps(made, 1, 7, end=7)
+    assert [(step, blocking) for step, _, blocking in store.saved] == [(3, False), (6, False), (7, True)]
+
+
+def test_every_so_many_minutes(tmp_path: Path, clock: Clock) -> None:
+    """Steps of 70 s, two minutes: after each second one; a save of the other kind starts the minutes anew."""
+    made, store = keeper(tmp_path, checkpoint__save_freq=7, checkpoint__save_interval_minutes=2)
+    steps(made, 1, 10, before=lambda step: setattr(clock, "now", clock.now + 70))
+    assert store.steps == [2, 4, 6, 7, 9]
+
+
+def test_a_save_that_finds_no_buffer_is_made_after_the_next_step(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=4)
+    steps(made, 1, 6, before=lambda step: setattr(store, "has_room", step != 4))
+    assert store.steps == [5]
+
+
+def test_the_record_is_durable_before_the_save(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=1)
+    made.after_step(1, {}, last=False, stop=None, sync=lambda: store.saved.append((-1, None, False)))
+    assert store.steps == [-1, 1]
+
+
+def test_a_stop_is_saved_and_noted(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=-1)
+    made.after_step(4, {}, last=False, stop="USR2", sync=lambda: None)
+    assert store.saved == [(4, None, True)]
+    note = json.loads((tmp_path / "exit.json").read_text())
+    assert (note["cause"], note["step"], note["attempt"]) == ("USR2", 4, 1)
+    store.has_room = False
+    with pytest.raises(RuntimeError, match="step 5 could not be written"):
+        made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
+
+
+@pytest.mark.parametrize(("margin", "now", "stops"), [(2.0, 5935, False), (2.0, 5945, True), (1.0, 5945, False)])
+def test_the_job_stops_while_a_save_still_fits(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, margin: float, now: float, stops: bool
+) -> None:
+    """A job that ends at 6,000 s, steps of 10 s, saves of 20 s."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "6000")
+    monkeypatch.setenv("PLIMSOLL_SLURM", "1")
+    made, store = keeper(tmp_path, checkpoint__save_margin=margin)
+    store.save_s = 20.0
+    clock.now += 10
+    steps(made, 1, 1)
+    clock.now = now
+    assert made.stop_requested(None) == ("TIME" if stops else None)
+    assert made.stop_requested("TERM") == "TERM"
+
+
+def test_grace_time_is_held_against_what_was_measured(tmp_path: Path, clock: Clock) -> None:
+    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
+    assert any("is taken to need" in note and "trainer.grace_period_s=120" in note for note in made.notes)
+    record = tmp_path / "metrics.jsonl"
+    record.write_text('{"step": 1, "time": 1, "ckpt/write_gbps": 50.0}\n{"step": 2, "time": 2}\n')
+    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
+    assert not any("checkpoint" in note for note in made.notes)
+    record.write_text('{"step": 1, "time": 1, "ckpt/write_gbps": 0.02}\n')
+    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
+    assert any("at the 0.02 GB/s measured before" in note for note in made.notes)
+    made, _ = keeper(tmp_path, shape=SHAPE, grace_period_s=120)
+    assert made.notes == []
+
+
+def test_the_best_by_default_is_the_validation_reward(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=1)
+    assert (store.settings.best_metric, store.settings.best) == ("val/reward", "max")
+    steps(made, 1, 1, metrics={"val/reward": 0.25})
+    steps(made, 2, 2)
+    assert [metric for _, metric, _ in store.saved] == [0.25, None]
+    assert made.best is None  # that folder is gone, or never was
+    (store.root / "step_1").mkdir(parents=True)
+    assert made.best == (store.root / "step_1", "val/reward 0.25")
+    assert keeper(tmp_path, validates=False)[1].settings.best_metric is None
+
+
+def test_the_best_by_another_metric(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=1, checkpoint__best_metric="train/nll", validates=False)
+    assert (store.settings.best_metric, store.settings.best) == ("train/nll", "min")
+    steps(made, 1, 2)
+    assert [metric for _, metric, _ in store.saved] == [1.0, 2.0]
+
+
+def test_a_metric_that_there_is_not_is_an_error_after_the_first_step(tmp_path: Path, clock: Clock) -> None:
+    made, _ = keeper(tmp_path, checkpoint__best_metric="train/nil", checkpoint__best_mode="min")
+    with pytest.raises(UserError, match=r"best_metric=train/nil is no metric.*did you mean 'train/nll'.*val/reward"):
+        steps(made, 1, 1)
+    made, _ = keeper(tmp_path, checkpoint__best_metric="val/reward")  # validated later
+    steps(made, 1, 1)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=1)
+    made._ctx.train()  # type: ignore[attr-defined]
+    steps(made, 1, 1, metrics={"val/reward": 0.5})
+    own, shared = store.states[0]
+    assert store.about["wandb_id"] == "abc" and {"commit", "torch", "deepspeed"} < set(store.about)
+    found = SimpleNamespace(
+        step=1, folder=store.root / "step_1", rank_state=own, rank_states=[own], global_state=shared
+    )
+    monkeypatch.setattr(Store, "restored", found)
+    again, _ = keeper(tmp_path, checkpoint__save_freq=1)
+    assert (again.step, again._ctx.samples_seen, again._best.value) == (1, 4, 0.5)
+    assert again.notes == [f"Going on from {found.folder} (step 1)"]
+    del shared["best"]
+    found.rank_state, found.rank_states = None, [own, own]
+    again, _ = keeper(tmp_path, checkpoint__save_freq=1)
+    assert "2 rank(s) wrote it, 1 go on: cost, python, numpy, torch begin anew" in again.notes
+    assert "[WARNING] it was written by another version and lacks best" in again.notes
+
+
+def test_goodput_is_part_of_every_steps_metrics(tmp_path: Path, clock: Clock) -> None:
+    made, _ = keeper(tmp_path)
+    assert {"ckpt/failures", "goodput/ettr", "goodput/attempts"} <= made.metrics().keys()
+    with made:
+        pass
+    assert json.loads((tmp_path / "logs/attempt_1/clock.json").read_text())["number"] == 1
