@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from xxhash import xxh3_128
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from tests.checkpoint.tiny import full_state, join, make_engine, train_step
+from trainer.checkpoint import commit
+from trainer.checkpoint import manifest as manifests
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.settings import CheckpointSettings
 
@@ -101,30 +106,139 @@ def elastic(rank: int, size: int, run: str, store: str, legs: list[dict[str, Any
         dist.barrier()
 
 
-def faults(rank: int, size: int, run: str, store: str, fault: str) -> None:
-    """Training goes on through a fault of the disk or the writer; the checkpoint before stays whole."""
+def faults(rank: int, size: int, run: str, store: str, faults: list[str]) -> None:
+    """Training goes on through each fault of the disk or the writer; the checkpoint before stays whole; when the fault
+    is over the next save is as good as any.
+    """
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1)
-    note = Path(os.environ["PLIMSOLL_FAULT"])
+    note, root = Path(os.environ["PLIMSOLL_FAULT"]), Path(run) / commit.FOLDER
     keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.shims:FaultyDisk", limit_s=2.0)
     assert keeper.restore() is None
-    train_step(engine, 1)
     assert keeper.save(1, {}, {}, blocking=True)
-    dist.barrier()
-    if rank == 0:
-        note.write_text(fault)
-    dist.barrier()
-    assert keeper.save(2, {}, {})
-    assert keeper.wait(30)
-    numbers = keeper.metrics()
-    assert numbers["ckpt/failures"] == 1 and numbers["ckpt/last_committed_step"] == 1, numbers
-    keeper.before_step()
-    train_step(engine, 2)
-    dist.barrier()
-    if rank == 0:
-        root = Path(run) / "checkpoints"
-        assert sorted(p.name for p in root.iterdir()) == ["latest", "step_1"], list(root.iterdir())
-        note.unlink()
-    dist.barrier()
-    assert keeper.save(3, {}, {}, blocking=True), keeper.metrics()
+    step = 1
+    for number, fault in enumerate(faults, 1):
+        _only_main(rank, lambda text=fault: note.write_text(text))
+        assert keeper.save(step + 1, {}, {})
+        keeper.before_step()
+        train_step(engine, step)
+        assert keeper.wait(30)
+        numbers = keeper.metrics()
+        assert numbers["ckpt/failures"] == number and numbers["ckpt/last_committed_step"] == step, (fault, numbers)
+        dist.barrier()
+        newest = commit.newest_whole(root)
+        assert newest is not None and newest[1].step >= step, fault
+        assert commit.named(root) == f"step_{step}", fault
+        _only_main(rank, note.unlink)
+        assert keeper.save(step + 2, {}, {}, blocking=True), (fault, keeper.metrics())
+        step += 2
+        # Of a failed save nothing is left but, if it failed after the rename, a whole checkpoint.
+        rest = {p.name for p in root.iterdir()} - {"latest", *(f"step_{s}" for s in (step, step - 1, step - 2))}
+        assert not rest, (fault, rest)
     keeper.close()
+
+
+def slow(rank: int, size: int, run: str, store: str) -> None:
+    """A disk that takes 20 times as long as a step: training doesn't wait, saves are put off and counted."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world, stage=1)
+    keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.shims:FaultyDisk")
+    _only_main(rank, lambda: Path(os.environ["PLIMSOLL_FAULT"]).write_text("slow"))
+    most, begun = 0, []
+    for step in range(1, 21):
+        train_step(engine, step)
+        if keeper.save(step, {}, {}):
+            begun.append(step)
+        keeper.before_step()
+        most = max(most, int(keeper.metrics()["ckpt/in_flight"]))
+    numbers = keeper.metrics()
+    assert most == 2 and numbers["ckpt/skipped"] == 20 - len(begun) > 10, (most, numbers)
+    assert begun[:2] == [1, 2] and keeper.wait(30)
+    numbers = keeper.metrics()
+    assert numbers["ckpt/failures"] == 0 and numbers["ckpt/last_committed_step"] == begun[-1], numbers
+    assert numbers["ckpt/in_flight"] == 0
+    keeper.close()
+
+
+def damaged(rank: int, size: int, run: str, store: str) -> None:
+    """A flipped bit, a missing end, a missing file, in each file of the newest checkpoint: every rank gets the one
+    before it, whole. Without damage, and with a manifest of format 1, the newest.
+    """
+    world = join(rank, size, Path(store))
+    engine = make_engine(world, stage=1)
+    keeper = checkpointer(world, engine, Path(run))
+    digests = {}
+    for step in (1, 2):
+        train_step(engine, step)
+        assert keeper.save(step, {}, {}, blocking=True)
+        digests[step] = digest(full_state(engine))
+    root = Path(run) / commit.FOLDER
+
+    def restored(step: int) -> None:
+        found = keeper.restore()
+        assert found is not None and found.step == step and digest(full_state(engine)) == digests[step]
+        assert commit.named(root) == f"step_{step}"
+        dist.barrier()
+
+    def mend(name: str, data: bytes) -> None:
+        (root / "step_2.corrupt").rename(root / "step_2")
+        (root / "step_2" / name).write_bytes(data)
+
+    files = sorted(str(p.relative_to(root / "step_2")) for p in (root / "step_2").rglob("*") if p.is_file())
+    assert len(files) == 12, files
+    for name in files:
+        path = root / "step_2" / name
+        data = path.read_bytes()
+        dist.barrier()
+        flipped = bytearray(data)
+        flipped[len(data) // 3] ^= 16
+        for harm in (lambda p, b=flipped: p.write_bytes(b), lambda p, b=data: p.write_bytes(b[:-1]), Path.unlink):
+            _only_main(rank, lambda h=harm, p=path: h(p))
+            restored(1)
+            _only_main(rank, lambda n=name, b=data: mend(n, b))
+    restored(2)
+    _only_main(rank, lambda: as_format_1(root / "step_2"))
+    restored(2)
+    keeper.close()
+
+
+def late(rank: int, size: int, run: str, store: str, view: str) -> None:
+    """Rank 1 sees the folder through a file system whose names lag behind: it waits, and nothing is called damaged."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world, stage=1)
+    keeper = checkpointer(world, engine, Path(run))
+    for step in (1, 2):
+        train_step(engine, step)
+        assert keeper.save(step, {}, {}, blocking=True)
+    saved = digest(full_state(engine))
+    keeper.close()
+    real, seen = Path(run) / commit.FOLDER, Path(view) / commit.FOLDER
+    if rank == 1:
+        seen.mkdir(parents=True)
+        (seen / "step_1").symlink_to(real / "step_1")
+        threading.Timer(0.5, lambda: (seen / "step_2").symlink_to(real / "step_2")).start()
+    keeper = checkpointer(world, engine, Path(view if rank == 1 else run), 2)
+    train_step(engine, 3)
+    restored = keeper.restore()
+    assert restored is not None and restored.step == 2 and digest(full_state(engine)) == saved
+    assert not list(real.glob("*.corrupt"))
+    keeper.close()
+
+
+def as_format_1(folder: Path) -> None:
+    """The manifest as the format before would have written it: one checksum for a whole file."""
+    made = manifests.read(folder)
+    body = json.loads(made.encode())
+    del body["digest"], body["chunk_bytes"]
+    files = {name: [size, xxh3_128_hexdigest((folder / name).read_bytes())] for name, (size, _) in made.files.items()}
+    body |= {"format": 1, "files": files}
+    body["digest"] = xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode())
+    (folder / manifests.NAME).write_text(json.dumps(body))
+
+
+def _only_main(rank: int, action: Callable[[], object]) -> None:
+    """``action`` on rank 0, with everybody waiting before and after."""
+    dist.barrier()
+    if rank == 0:
+        action()
+    dist.barrier()

@@ -4,45 +4,191 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint.disk import Disk
 
 
 class CrashDisk(Disk):
-    """Ends its process by SIGKILL at the n-th named point; ``PLIMSOLL_CRASH`` = n."""
+    """Every operation is an instant at which the process may end: before it, and halfway through a long one.
+
+    ``PLIMSOLL_CRASH`` = rank,n: SIGKILL for all processes of the group at the n-th instant of that rank; the instants
+    are named on the standard output as they are reached.
+    """
+
+    reached = 0
+    """Of this process, whatever disks it has: the training's and the writer's."""
 
     def __init__(self) -> None:
-        self.left = int(os.environ["PLIMSOLL_CRASH"])
+        rank, at = os.environ.get("PLIMSOLL_CRASH", "-1,-1").split(",")
+        self._watched = int(rank) == int(os.environ["RANK"])
+        self._at = int(at)
 
-    def point(self, name: str) -> None:
-        if self.left == 0:
-            os.write(1, f"crash {name}\n".encode())
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.left -= 1
+    def instant(self, name: str, halfway: Callable[[], object] = lambda: None) -> None:
+        """Ends everything if it is this one's turn, after ``halfway``."""
+        if not self._watched:
+            return
+        os.write(1, f"instant {_short(name)}\n".encode())
+        if CrashDisk.reached == self._at:
+            halfway()
+            os.killpg(0, signal.SIGKILL)
+        CrashDisk.reached += 1
+
+    def makedirs(self, path: Path) -> None:
+        if os.environ["WORLD_SIZE"] == "1" and not path.exists():  # of several ranks any may be the first
+            self.instant(f"mkdir {_inside(path)}")
+        super().makedirs(path)
+
+    def write(self, path: Path, data: memoryview) -> list[str]:
+        self.instant(f"write {_inside(path)}")
+        half = data[: len(data) // 2]
+        self.instant(f"write half of {_inside(path)}", lambda: super(CrashDisk, self).write(path, half))
+        return super().write(path, data)
+
+    def fsync(self, path: Path) -> None:
+        self.instant(f"fsync {_inside(path)}")
+        super().fsync(path)
+
+    def fsync_dir(self, path: Path) -> None:
+        self.instant(f"fsync folder {_inside(path)}")
+        super().fsync_dir(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.instant(f"rename {_inside(old)} to {_inside(new)}")
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self.instant(f"unlink {_inside(path)}")
+        super().unlink(path)
+
+    def rmtree(self, path: Path) -> None:
+        if path.exists():
+            self.instant(f"remove {_inside(path)}")
+            self.instant(f"remove half of {_inside(path)}", lambda: _remove_half(path))
+        super().rmtree(path)
+
+
+class CrashStore:
+    """A file system of fsspec with such instants. Halves of a file there are only where it is a plain folder: an object
+    appears whole or not at all.
+    """
+
+    def __init__(self, inner: Any, disk: CrashDisk) -> None:
+        self._inner, self._disk = inner, disk
+        self._plain = "file" in inner.protocol
+
+    def put_file(self, source: str, target: str) -> None:
+        name = _inside(Path(target))
+        self._disk.instant(f"upload {name}")
+        if self._plain:
+            self._disk.instant(f"upload half of {name}", lambda: _copy_half(source, target))
+        self._inner.put_file(source, target)
+
+    def get_file(self, source: str, target: str) -> None:
+        name = _inside(Path(source))
+        self._disk.instant(f"download {name}")
+        if self._plain:
+            self._disk.instant(f"download half of {name}", lambda: _copy_half(source, target))
+        self._inner.get_file(source, target)
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        name = _inside(Path(path))
+        self._disk.instant(f"remove from the mirror {name}")
+        if self._plain:
+            self._disk.instant(f"remove from the mirror half of {name}", lambda: _remove_half(Path(path)))
+        self._inner.rm(path, recursive=recursive)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _inside(path: Path) -> str:
+    """The path from the folder of checkpoints on."""
+    parts = path.parts
+    for home in ("checkpoints", "mirror"):
+        if home in parts:
+            parts = parts[parts.index(home) :]
+            return "/".join(parts[1:]) or parts[0]
+    return path.name
+
+
+def _short(name: str) -> str:
+    """Without the fence, which is random."""
+    return re.sub(r"\.tmp-[^/ ]*", ".tmp", name)
+
+
+def _copy_half(source: str, target: str) -> None:
+    data = Path(source).read_bytes()
+    Path(target).write_bytes(data[: len(data) // 2])
+
+
+def _remove_half(folder: Path) -> None:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    for path in files[: len(files) // 2]:
+        path.unlink()
 
 
 class FaultyDisk(Disk):
-    """``PLIMSOLL_FAULT`` names a file: while it exists, writes fail with the errno its text names, or by
-    ``die``: the process ends; ``hang``: they never return; ``slow``: they take 0.2 s."""
+    """``PLIMSOLL_FAULT`` names a file: while it exists, its text says what goes wrong.
+
+    ``ENOSPC write``: that error from each operation of that name, a write after half of it; ``ENOENT rename done``: the
+    error though it was done; ``die``: a write ends the process; ``hang``: it never returns; ``slow``: it takes 0.2 s.
+    """
+
+    def makedirs(self, path: Path) -> None:
+        self._fail("mkdir", path)
+        super().makedirs(path)
 
     def write(self, path: Path, data: memoryview) -> list[str]:
-        try:
-            fault = Path(os.environ["PLIMSOLL_FAULT"]).read_text()
-        except FileNotFoundError:
-            return super().write(path, data)
-        if fault == "die":
+        fault = self._fault()
+        if fault == ["die"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault == "hang":
+        elif fault == ["hang"]:
             time.sleep(3600)
-        elif fault == "slow":
+        elif fault == ["slow"]:
             time.sleep(0.2)
-            return super().write(path, data)
-        super().write(path, data[: len(data) // 2])
-        raise OSError(getattr(errno, fault), os.strerror(getattr(errno, fault)), str(path))
+        elif fault[1:] == ["write"]:
+            super().write(path, data[: len(data) // 2])
+            self._fail("write", path)
+        return super().write(path, data)
+
+    def fsync(self, path: Path) -> None:
+        self._fail("fsync", path)
+        super().fsync(path)
+
+    def fsync_dir(self, path: Path) -> None:
+        self._fail("fsync_dir", path)
+        super().fsync_dir(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._fail("rename", new)
+        super().rename(old, new)
+        if self._fault()[1:] == ["rename", "done"]:
+            raise self._error(new)
+
+    def rmtree(self, path: Path) -> None:
+        self._fail("rmtree", path)
+        super().rmtree(path)
+
+    def _fail(self, operation: str, path: Path) -> None:
+        if self._fault()[1:] == [operation]:
+            raise self._error(path)
+
+    def _fault(self) -> list[str]:
+        try:
+            return Path(os.environ["PLIMSOLL_FAULT"]).read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def _error(self, path: Path) -> OSError:
+        number = getattr(errno, self._fault()[0])
+        return OSError(number, os.strerror(number), str(path))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,14 @@ def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"another job is running.*process {other.pid}"):
         Lease(tmp_path, 2)
-    other.kill()
+    path = tmp_path / "lease.json"
+    elsewhere = {**json.loads(path.read_text()), "host": "another-machine"}
+    path.write_text(json.dumps(elsewhere))
+    with pytest.raises(UserError, match=r"another job is running.*on another-machine"):
+        Lease(tmp_path, 2, linger_s=0.2)
+    threading.Timer(0.3, other.kill).start()  # a machine that is gone, whose lock the server drops some time later
+    lease = Lease(tmp_path, 2, linger_s=10.0)
     other.wait(10)
-    lease = Lease(tmp_path, 2)
     assert lease.still_mine()
     lease.release()
 

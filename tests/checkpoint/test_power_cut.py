@@ -21,7 +21,7 @@ from trainer.checkpoint.manifest import Damaged, Manifest
 FILES = [FileSpec("latest", 0, 5), FileSpec("global_step/weights.pt", 5, 40)]
 
 
-def save(disk: Disk, root: Path, step: int) -> None:
+def save(disk: Disk, root: Path, step: int, *, latest: bool = True) -> None:
     """One rank's save in one process: the protocol's four steps."""
     fence = f"1-{step}"
     data = memoryview(bytes([step]) * 45)
@@ -38,6 +38,8 @@ def save(disk: Disk, root: Path, step: int) -> None:
     commit.publish(disk, root, made, fence)
     if isinstance(disk, TraceDisk):
         disk.mark(f"committed {step}")
+    if not latest:
+        return
     commit.point_latest(disk, root, step, fence)
     if isinstance(disk, TraceDisk):
         disk.mark(f"latest {step}")

@@ -59,9 +59,7 @@ def write_files(disk: Disk, folder: Path, files: Sequence[FileSpec], data: Memor
     for spec in files:
         path = folder / spec.path
         disk.makedirs(path.parent)
-        disk.point("before write")
         digests = disk.write(path, data[spec.start : spec.start + spec.length])
-        disk.point("before fsync")
         disk.fsync(path)
         records[spec.path] = [spec.length, digests]
     return records
@@ -70,19 +68,21 @@ def write_files(disk: Disk, folder: Path, files: Sequence[FileSpec], data: Memor
 def publish(disk: Disk, root: Path, manifest: Manifest, fence: str) -> Path:
     """Step 2: from a complete temp folder to a committed checkpoint. Returns its folder."""
     temp, final = temp_dir(root, manifest.step, fence), step_dir(root, manifest.step)
-    disk.point("before manifest")
     path = temp / manifests.NAME
-    disk.write(path, memoryview(manifest.encode()))
-    disk.point("before manifest fsync")
+    data = manifest.encode()
+    disk.write(path, memoryview(data))
     disk.fsync(path)
     for folder in sorted({p for name in manifest.files for p in (temp / name).parents if p.is_relative_to(temp)}):
         disk.fsync_dir(folder)
     if final.exists():
         # Only a run that went back to an older step comes here; what it overtakes is set aside, not lost.
         disk.rename(final, _free_name(root, f"{final.name}.superseded"))
-    disk.point("before rename")
-    disk.rename(temp, final)
-    disk.point("before parent fsync")
+    try:
+        disk.rename(temp, final)
+    except OSError:
+        # NFS repeats a rename whose answer was lost, and then reports the repetition's failure: see what is there.
+        if not _holds(final / manifests.NAME, data):
+            raise
     disk.fsync_dir(root)
     return final
 
@@ -90,10 +90,8 @@ def publish(disk: Disk, root: Path, manifest: Manifest, fence: str) -> Path:
 def point_latest(disk: Disk, root: Path, step: int, fence: str) -> None:
     """Step 3."""
     temp = root / f"{LATEST}.tmp-{fence}"
-    disk.point("before latest")
     disk.write(temp, memoryview(f"step_{step}\n".encode()))
     disk.fsync(temp)
-    disk.point("before latest rename")
     disk.rename(temp, root / LATEST)
     disk.fsync_dir(root)
 
@@ -103,10 +101,8 @@ def remove(disk: Disk, root: Path, steps: Iterable[int]) -> None:
     for step in steps:
         gone = root / f"step_{step}.gone"
         disk.rmtree(gone)
-        disk.point("before removal")
         disk.rename(step_dir(root, step), gone)
         disk.fsync_dir(root)
-        disk.point("before rmtree")
         disk.rmtree(gone)
 
 
@@ -150,6 +146,7 @@ def clean(disk: Disk, root: Path) -> list[str]:
 def quarantine(disk: Disk, folder: Path) -> Path:
     """Rename a damaged checkpoint to ``.corrupt``: kept for a look, never loaded."""
     target = _free_name(folder.parent, f"{folder.name}.corrupt")
+    _unname(disk, folder.parent, [folder.name])
     disk.rename(folder, target)
     disk.fsync_dir(folder.parent)
     return target
@@ -157,15 +154,37 @@ def quarantine(disk: Disk, folder: Path) -> Path:
 
 def set_aside(disk: Disk, root: Path, after: int) -> list[str]:
     """A run goes on from step ``after``: its newer checkpoints belong to a future that will not come."""
-    names = []
-    for step in steps_on_disk(root):
-        if step > after:
-            target = _free_name(root, f"step_{step}.superseded")
-            disk.rename(step_dir(root, step), target)
-            names.append(target.name)
+    names, steps = [], [step for step in steps_on_disk(root) if step > after]
+    _unname(disk, root, [f"step_{step}" for step in steps])
+    for step in steps:
+        target = _free_name(root, f"step_{step}.superseded")
+        disk.rename(step_dir(root, step), target)
+        names.append(target.name)
     if names:
         disk.fsync_dir(root)
     return names
+
+
+def named(root: Path) -> str | None:
+    """The folder that ``latest`` names."""
+    try:
+        return (root / LATEST).read_text().strip()
+    except OSError:
+        return None
+
+
+def _unname(disk: Disk, root: Path, names: list[str]) -> None:
+    """These are about to lose their names: ``latest`` must not send anybody there."""
+    if named(root) in names:
+        disk.unlink(root / LATEST)
+        disk.fsync_dir(root)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _free_name(root: Path, name: str) -> Path:

@@ -40,9 +40,6 @@ class Bytes(Protocol):
 class Disk:
     """The real one. Folders are made 0700 and files 0600. Every method raises OSError as the system does."""
 
-    def point(self, name: str) -> None:
-        """A named instant of the protocol; the crash tests end the process here."""
-
     def makedirs(self, path: Path) -> None:
         """``path`` and its parents; no error when it is there."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

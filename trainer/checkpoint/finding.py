@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
 RESUMED = "resumed_from"
+LATE_S = 65.0
+"""A node of an NFS cluster may see a name that another node made so much later (acdirmax, and some)."""
+POLL_S = 0.2
 
 
 def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) -> tuple[Path, Manifest] | None:
@@ -44,6 +49,8 @@ def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) 
         folder = commit.step_dir(root, step)
         manifest, wrong = _check(folder, ranks)
         if manifest is not None and not wrong:
+            if ranks.rank == 0 and commit.named(root) != folder.name:
+                commit.point_latest(disk, root, step, "found")
             return folder, manifest
         if ranks.rank == 0:
             log.error("checkpoint %s is damaged: %s", folder, "; ".join(wrong))
@@ -113,5 +120,26 @@ def _check(folder: Path, ranks: Ranks) -> tuple[Manifest | None, list[str]]:
         raise answer
     if isinstance(answer, Damaged):
         return None, [str(answer)]
+    _await_names(folder, answer, ranks)
     wrong = ranks.everyones(manifests.problems(folder, answer, (ranks.rank, ranks.size)))
     return answer, [problem for part in wrong for problem in part]
+
+
+def _await_names(folder: Path, manifest: Manifest, ranks: Ranks) -> None:
+    """Files that rank 0 has and another rank doesn't: on NFS a node learns of names that others made up to a minute
+    later. Wait for that rather than call it damage.
+    """
+    until = time.monotonic() + LATE_S
+    while True:
+        unseen = ranks.everyones(_unseen(folder, manifest))
+        if unseen[0] or not any(unseen) or ranks.told(time.monotonic() > until):
+            return
+        time.sleep(POLL_S)
+
+
+def _unseen(folder: Path, manifest: Manifest) -> bool:
+    try:
+        os.listdir(folder.parent)  # makes an NFS client ask whether its names still hold
+        return any((folder / name).stat().st_size != size for name, (size, _) in manifest.files.items())
+    except OSError:
+        return True

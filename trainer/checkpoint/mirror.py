@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Checkpoints of one run below ``url`` (a slash at its end or not). Raises UserError for an unknown protocol."""
+    """Checkpoints of one run below ``url`` (a slash at its end or not). Raises UserError for an unknown protocol, and
+    when nothing can be written there: better now than after the first save.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -29,31 +31,49 @@ class Mirror:
         except (ValueError, ImportError) as error:
             raise UserError(f"trainer.default_hdfs_dir={url}: {error}") from error
         self._root = str(root).rstrip("/")
+        probe = f"{self._root}/.probe"
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(probe, b"")
+            self._fs.rm_file(probe)
+        except Exception as error:  # each protocol's client has errors of its own
+            raise UserError(
+                f"trainer.default_hdfs_dir={url} can't be written ({error}); mend the address or the access, or set it "
+                "to null"
+            ) from error
 
     def upload(self, folder: Path, manifest: Manifest) -> None:
         """Copy a committed checkpoint, its manifest last. Raises OSError, and what the protocol's client raises."""
         there = f"{self._root}/{folder.name}"
-        if self._fs.exists(there):
-            self._fs.rm(there, recursive=True)
+        self._remove(folder.name)
         for name in manifest.files:
             self._put(folder / name, f"{there}/{name}")
         self._put(folder / manifests.NAME, f"{there}/{manifests.NAME}")
 
     def keep_only(self, steps: set[int]) -> None:
-        """Remove others; each loses its manifest first."""
-        for step in set(self.steps()) - steps:
-            there = f"{self._root}/step_{step}"
-            self._fs.rm(f"{there}/{manifests.NAME}")
-            self._fs.rm(there, recursive=True)
+        """Remove others, and what interrupted uploads left."""
+        for step, whole in self._found().items():
+            if step not in steps or not whole:
+                self._remove(f"step_{step}")
 
     def steps(self) -> list[int]:
         """Steps that have a manifest, newest first."""
+        return sorted((step for step, whole in self._found().items() if whole), reverse=True)
+
+    def _found(self) -> dict[int, bool]:
+        """Step -> whether it has a manifest."""
         self._fs.invalidate_cache()
         if not self._fs.exists(self._root):
-            return []
+            return {}
         names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
-        found = [int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d+)", name))]
-        return sorted((s for s in found if self._fs.exists(f"{self._root}/step_{s}/{manifests.NAME}")), reverse=True)
+        steps = [int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d+)", name))]
+        return {step: bool(self._fs.exists(f"{self._root}/step_{step}/{manifests.NAME}")) for step in steps}
+
+    def _remove(self, name: str) -> None:
+        """The manifest first: what is left of an interrupted removal is no checkpoint."""
+        for path in (f"{self._root}/{name}/{manifests.NAME}", f"{self._root}/{name}"):
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def download(self, step: int, root: Path, disk: Disk, fence: str) -> Path:
         """Fetch a checkpoint into ``root`` and commit it there. Raises Damaged when it isn't whole."""
