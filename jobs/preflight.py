@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.options import SlurmOptions
@@ -26,10 +27,11 @@ def problems_of(plan: Plan, options: SlurmOptions, slurm: Slurm) -> list[str]:
     partitions = slurm.partitions()
     for shape in {batch.shape: None for batch in plan.batches}:
         found += _site_problems(shape, options, slurm, partitions)
+    graces = {batch.shape: grace_of(batch.shape, options, slurm) for batch in plan.batches}
     for job in plan.jobs:
         found += folder_problems(job.run, job.shape.cluster.local_folders)
         found += input_problems(job.checked)
-        found += grace_problems(job.checked, job.shape, options)
+        found += grace_problems(job.checked, job.shape, options, graces[job.shape])
     return list(dict.fromkeys(found))
 
 
@@ -140,7 +142,24 @@ def save_seconds(config: Config, shape: Shape) -> float:
     return predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
 
 
-def grace_problems(config: Config, shape: Shape, options: SlurmOptions) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Grace:
+    """What a preempted job gets before it is killed."""
+
+    seconds: int
+    source: str
+    """Where that stands, for messages."""
+
+
+def grace_of(shape: Shape, options: SlurmOptions, slurm: Slurm) -> Grace | None:
+    """The site profile's word, else Slurm's own GraceTime; None where jobs aren't preempted with one."""
+    if shape.cluster.grace_s is not None:
+        return Grace(seconds=shape.cluster.grace_s, source=f"cluster.grace_s={shape.cluster.grace_s}")
+    found = slurm.partition_seconds(options.partition or shape.cluster.partition, "GraceTime")
+    return Grace(seconds=found, source=f"its partition's GraceTime of {found} s") if found else None
+
+
+def grace_problems(config: Config, shape: Shape, options: SlurmOptions, grace: Grace | None) -> list[str]:
     """A checkpoint must fit between the warning and the end."""
     try:
         need = save_seconds(config, shape)
@@ -153,10 +172,10 @@ def grace_problems(config: Config, shape: Shape, options: SlurmOptions) -> list[
             f"hydra.launcher.signal_delay_s={options.signal_delay_s}; set it to "
             f"{int(need * config.trainer.checkpoint.save_margin) + 30} or more."
         )
-    if shape.cluster.grace_s is not None and need > shape.cluster.grace_s:
+    if grace is not None and need > grace.seconds:
         found.append(
             f"a checkpoint is predicted to take {need:.0f} s, but this site kills a preempted job after "
-            f"cluster.grace_s={shape.cluster.grace_s}; use a partition with a longer GraceTime, or one "
-            "whose jobs aren't preempted (cluster.partition, cluster.qos)."
+            f"{grace.source}; use a partition with a longer GraceTime, or one whose jobs aren't preempted "
+            "(cluster.partition, cluster.qos)."
         )
     return found

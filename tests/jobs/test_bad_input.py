@@ -121,6 +121,7 @@ SEVEN_B = {
     ("cluster", "options", "message"),
     [
         ({}, {"signal_delay_s": 60}, r"predicted to take 10\d s.*signal_delay_s=60; set it to 19\d or more"),
+        ({}, {}, r"predicted to take 10\d s.*its partition's GraceTime of 10 s; use a partition"),
         (
             {"grace_s": 30},
             {},
