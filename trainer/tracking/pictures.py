@@ -105,6 +105,8 @@ def _curve(axes: Any, steps: Steps, train: Sequence[str], val: Sequence[str], wh
     if not x and not vx:
         return False
     change = f": validation {vy[0]:.3g} → {vy[-1]:.3g}" if len(vx) > 1 else ""
+    if train == TRAIN_LOSS and len(x) > 1 and series(steps, TRAIN_LOSS[:1])[0]:
+        change = f": {y[0]:.3g} → {smooth(y)[-1]:.3g}"  # of the likelihood; a policy's loss has no level worth a title
     axes.set_title(f"{what.capitalize()} over steps{change}", loc="left")
     axes.set_ylabel(what)
     axes.margins(y=0.15)
@@ -133,7 +135,7 @@ def _stowage(axes: Any, steps: Steps) -> bool:
         fill = [m / at[s] for s, m in zip(x, mean, strict=True) if at.get(s)]
         title += f": {sum(fill) / len(fill):.0%} of the budget on average" if fill else ""
     axes.set_title(title, loc="left")
-    axes.set_ylabel("real tokens")
+    axes.set_ylabel("real tokens of a micro-batch")
     axes.set_ylim(0, 1.18 * max([*mean, *high, *budget]))
     axes.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
     axes.legend(frameon=False, loc="lower right")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ from trainer.errors import UserError
 
 RANK_COLOURS = 10
 """Ranks drawn as lines or colours of their own; more are drawn as a band."""
+OCTAVES = 3
+"""Lengths that span more doublings than this are drawn on a logarithmic axis."""
+ABOVE = 1.6
+"""Measured times beyond this multiple of the largest prediction are stalls: marked at the edge of the picture."""
 
 
 class DynamicBatchVisualizer:
@@ -33,6 +37,7 @@ class DynamicBatchVisualizer:
         self._loads: list[list[float]] = []
         self._efficiency: list[float] = []
         self._bound: list[float] = []
+        self._drawn = False
 
     def update(
         self,
@@ -43,11 +48,15 @@ class DynamicBatchVisualizer:
         calibration: Calibration | None = None,
         samples: np.ndarray[Any, np.dtype[np.float64]] | None = None,
     ) -> list[Path]:
-        """One step's plan. Returns the pictures written, none between intervals.
+        """One plan; a step may have several. Returns the pictures written, none between intervals.
 
         ``boundaries``: bucket edges to mark. ``calibration`` and ``samples`` (float64 [micro-batches, 3]: tokens,
         squares, seconds; :meth:`trainer.batching.Calibrator.samples`): the measured cost.
         """
+        if self._drawn and step != self._steps[-1]:
+            self._tokens, self._lengths, self._steps, self._loads = [], [], [], []
+            self._efficiency, self._bound = [], []
+        self._drawn = False
         while len(self._tokens) < len(plan.tokens):
             self._tokens.append([])
         for mine, new in zip(self._tokens, plan.tokens, strict=True):
@@ -70,32 +79,31 @@ class DynamicBatchVisualizer:
         calibration: Calibration | None = None,
         samples: np.ndarray[Any, np.dtype[np.float64]] | None = None,
     ) -> list[Path]:
-        """Draw everything since the last drawing and start a new window."""
-        if not self._steps:
+        """Draw everything since the last drawing; the next step starts a new window."""
+        if not self._steps or self._drawn:
             return []
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        pictures = {
-            "tokens_per_micro_batch": lambda ax: draw_tokens(ax, self._tokens, self._budgets),
-            "lengths": lambda ax: draw_lengths(ax, np.concatenate(self._lengths), boundaries),
-            "rank_load": lambda ax: draw_loads(ax, self._steps, np.array(self._loads)),
-            "efficiency": lambda ax: draw_efficiency(ax, self._steps, self._efficiency, self._bound),
+        longest = max(int(lengths.max(initial=1)) for lengths in self._lengths)
+        pictures: dict[str, Callable[[Any], None]] = {
+            "tokens_per_micro_batch": lambda fig: draw_tokens(fig.add_subplot(), self._tokens, self._budgets),
+            "lengths": lambda fig: draw_lengths(fig.add_subplot(), np.concatenate(self._lengths), boundaries),
+            "rank_load": lambda fig: draw_loads(fig.add_subplot(), self._steps, np.array(self._loads)),
+            "efficiency": lambda fig: draw_efficiency(fig.add_subplot(), self._steps, self._efficiency, self._bound),
         }
         if calibration is not None and samples is not None and len(samples):
-            pictures["cost_curve"] = lambda ax: draw_cost(ax, calibration, samples)
-        written = [_picture(self._dir / f"{name}_step{step}.png", paint) for name, paint in pictures.items()]
-        self._tokens, self._lengths, self._steps, self._loads = [], [], [], []
-        self._efficiency, self._bound = [], []
-        return written
+            pictures["cost_curve"] = lambda fig: draw_cost(fig.subplots(1, 2), calibration, samples, longest)
+        self._drawn = True
+        return [_picture(self._dir / f"{name}_step{step}.png", paint) for name, paint in pictures.items()]
 
 
-def _picture(path: Path, paint: Any) -> Path:
+def _picture(path: Path, paint: Callable[[Any], None]) -> Path:
     """One figure through the file-only backend, so that no display is needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    paint(figure.add_subplot())
+    paint(figure)
     figure.savefig(path)
     return path
 
@@ -107,8 +115,23 @@ def _plain(ax: Any, title: str, x: str, y: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     ax.set_axisbelow(True)
-    if x == "step":
-        ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _steps(ax: Any, steps: Sequence[int]) -> None:
+    """A step axis without fractions of a step, also for a single one."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if min(steps) == max(steps):
+        ax.set_xlim(steps[0] - 1, steps[0] + 1)
+
+
+def _counts(axis: Any) -> None:
+    """Whole numbers with thousands separators."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axis.set_major_formatter(lambda v, _: f"{v:,.0f}")
 
 
 def draw_tokens(ax: Any, tokens: Sequence[Sequence[int]], budgets: Sequence[int]) -> None:
@@ -116,75 +139,118 @@ def draw_tokens(ax: Any, tokens: Sequence[Sequence[int]], budgets: Sequence[int]
     over = sum(t > b for mine, b in zip(tokens, budgets, strict=True) for t in mine)
     held = sum(map(sum, tokens))
     room = sum(len(mine) * b for mine, b in zip(tokens, budgets, strict=True))
-    edges = np.linspace(0, max(budgets) * 1.04, 53)
+    top = max(max(budgets), max((t for mine in tokens for t in mine), default=0))
+    edges = np.linspace(0, top * 1.04, 53)
     if len(tokens) <= RANK_COLOURS:
         ax.hist([list(t) for t in tokens], bins=edges, stacked=True, label=[f"rank {r}" for r in range(len(tokens))])
     else:
         ax.hist(np.concatenate([np.asarray(t) for t in tokens]), bins=edges, label=f"{len(tokens)} ranks together")
-    for budget in sorted(set(budgets)):
-        ax.axvline(budget, color="crimson", linewidth=2, label=f"budget {budget:,}")
-    ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2 if len(tokens) > 4 else 1)
+    several = sorted(set(budgets))
+    for budget, style in zip(several, ["-", "--", "-.", ":"] * len(several), strict=False):
+        whose = [str(r) for r, b in enumerate(budgets) if b == budget]
+        few = f" of rank {', '.join(whose)}" if len(whose) <= RANK_COLOURS else f" of {len(whose)} ranks"
+        label = f"budget {budget:,}" + (few if len(several) > 1 else "")
+        ax.axvline(budget, color="crimson", linewidth=2, linestyle=style, label=label)
+    ax.set_xlim(0, top * 1.04)
+    _counts(ax.xaxis)
+    _counts(ax.yaxis)
+    ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6)  # on no bar or line
     fill = held / room if room else 0.0
-    verdict = "none is over the budget" if not over else f"{over} ARE OVER THE BUDGET"
+    verdict = "none is over the budget" if not over else f"{over:,} ARE OVER THE BUDGET"
     _plain(ax, f"Micro-batches are {fill:.0%} full; {verdict}", "tokens in a micro-batch", "micro-batches")
 
 
 def draw_lengths(ax: Any, lengths: np.ndarray[Any, np.dtype[np.int64]], boundaries: Sequence[int] | None) -> None:
     """How often each length occurs, with bucket edges."""
     values, counts = np.unique(lengths, return_counts=True)
-    ax.scatter(values, counts, s=12, alpha=0.55, linewidths=0)
+    ax.scatter(values, counts, s=14, alpha=0.55, linewidths=0, label="a length" if boundaries else None)
     for i, edge in enumerate(boundaries or []):
-        ax.axvline(edge, color="darkorange", linestyle="--", linewidth=1, label="bucket edge" if i == 0 else None)
+        ax.axvline(edge, color="darkorange", linestyle="--", linewidth=1.2, label="bucket edge" if i == 0 else None)
     if boundaries:
         ax.legend(frameon=False, fontsize=8)
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
-    ax.set_ylim(bottom=0)
+    wide = values[-1] > 2**OCTAVES * values[0]
+    if wide:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+    else:
+        _counts(ax.xaxis)
+    _counts(ax.yaxis)
+    ax.set_ylim(0, counts.max() * 1.1)
     half, tail = np.percentile(lengths, [50, 99])
     title = f"Half of the sequences are below {half:,.0f} tokens, 1 % above {tail:,.0f} (longest {lengths.max():,})"
-    _plain(ax, title, "length of a sequence, tokens (log scale)", "sequences of that length")
+    _plain(ax, title, f"length of a sequence, tokens{' (log scale)' if wide else ''}", "sequences of that length")
 
 
 def draw_loads(ax: Any, steps: Sequence[int], loads: np.ndarray[Any, np.dtype[np.float64]]) -> None:
     """Tokens of each rank per step; with many ranks the band from the lightest to the heaviest."""
     mean = loads.mean(1)
     spread = float((loads.max(1) / np.maximum(mean, 1e-9)).mean() - 1.0)
-    if loads.shape[1] <= RANK_COLOURS:
-        for rank in range(loads.shape[1]):
-            ax.plot(steps, loads[:, rank], linewidth=1.2, marker=".", markersize=3, label=f"rank {rank}")
+    ranks = loads.shape[1]
+    if ranks <= RANK_COLOURS:
+        for rank in range(ranks):  # each thinner than the one before: equal lines stay visible below each other
+            width = 1.0 + 0.7 * (ranks - 1 - rank)
+            ax.plot(steps, loads[:, rank], linewidth=width, marker=".", markersize=width + 3, label=f"rank {rank}")
     else:
-        ax.fill_between(steps, loads.min(1), loads.max(1), alpha=0.3, label=f"lightest to heaviest of {loads.shape[1]}")
-        ax.plot(steps, mean, linewidth=1.2, label="mean")
-    ax.legend(frameon=False, fontsize=8, ncols=4)
-    ax.set_ylim(0, loads.max() * 1.25)
-    ax.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+        ax.fill_between(steps, loads.min(1), loads.max(1), alpha=0.3, label=f"lightest to heaviest of {ranks} ranks")
+        ax.plot(steps, mean, linewidth=1.2, marker=".", markersize=4, label="mean")
+    ax.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
+    ax.set_ylim(0, loads.max() * 1.3)
+    _counts(ax.yaxis)
+    _steps(ax, steps)
     _plain(ax, f"The fullest rank holds {spread:.1%} more tokens than the mean", "step", "tokens of a rank per step")
 
 
 def draw_efficiency(ax: Any, steps: Sequence[int], efficiency: Sequence[float], bound: Sequence[float]) -> None:
     """Predicted efficiency of each step against the best any plan could reach."""
     best = np.minimum(bound, 1.0)
-    ax.fill_between(steps, efficiency, best, color="darkorange", alpha=0.35, label="gap to the bound")
+    ax.fill_between(steps, efficiency, best, color="darkorange", alpha=0.35, label="gap: what a better plan could win")
     ax.plot(steps, best, color="grey", linewidth=1, linestyle="--", label="proven upper bound of any plan")
     ax.plot(steps, efficiency, linewidth=1.5, marker=".", markersize=4, label="this plan")
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
-    ax.set_ylim(max(0.0, min(efficiency) - 0.05), 1.005)
-    ax.yaxis.set_major_formatter(lambda v, _: f"{v:.1%}")
+    ax.legend(frameon=False, fontsize=8, loc="lower left", ncols=3)
+    span = max(0.02, 1.0 - min(efficiency))
+    ax.set_ylim(max(0.0, 1.0 - 1.3 * span), 1.0 + 0.05 * span)
+    ax.yaxis.set_major_formatter(lambda v, _: f"{v:.1%}" if span < 0.2 else f"{v:.0%}")
+    _steps(ax, steps)
     mean = float(np.mean(efficiency))
     title = f"Ranks compute {mean:.2%} of the time; they wait {1 - mean:.2%} for the slowest (predicted)"
     _plain(ax, title, "step", "computing share of the ranks' time")
 
 
-def draw_cost(ax: Any, calibration: Calibration, samples: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-    """Measured micro-batch times against the calibrated model."""
+def draw_cost(
+    axes: Any, calibration: Calibration, samples: np.ndarray[Any, np.dtype[np.float64]], longest: int
+) -> None:
+    """Measured micro-batch times against the calibrated model; what that model says of one sequence by its length."""
+    left, right = axes
     cost: CostModel = calibration.cost
-    fit = cost.linear * samples[:, 0] + cost.quadratic * samples[:, 1] + cost.overhead
-    ax.scatter(fit * 1e3, samples[:, 2] * 1e3, s=14, alpha=0.5, linewidths=0, label="micro-batch")
-    top = float(max(fit.max(), np.percentile(samples[:, 2], 98))) * 1.05e3
-    ax.plot([0, top], [0, top], color="crimson", linewidth=1.5, label="prediction = measurement")
-    ax.set_xlim(0, top)
-    ax.set_ylim(0, top * 1.1)
-    ax.legend(frameon=False, fontsize=8, loc="upper left")
-    half = f"attention is half of the cost at {cost.ratio:,.0f} tokens" if cost.quadratic else "attention is not seen"
-    title = f"Cost model off by {calibration.error:.1%} (median); {half}"
-    _plain(ax, title, "predicted time of a micro-batch, ms", "measured time, ms")
+    fit = (cost.linear * samples[:, 0] + cost.quadratic * samples[:, 1] + cost.overhead) * 1e3
+    took = samples[:, 2] * 1e3
+    top = float(fit.max()) * 1.08
+    stalls = took > ABOVE * top
+    left.scatter(fit[~stalls], took[~stalls], s=14, alpha=0.5, linewidths=0, label="micro-batch")
+    left.plot([0, top], [0, top], color="crimson", linewidth=1.5, label="prediction = measurement")
+    if stalls.any():
+        edge = np.full(int(stalls.sum()), ABOVE * top)
+        label = f"{edge.size:,} slower than shown (to {took.max():,.0f} ms)"
+        left.scatter(fit[stalls], edge, s=22, marker="^", color="grey", clip_on=False, linewidths=0, label=label)
+    left.set_xlim(0, top)
+    left.set_ylim(0, ABOVE * top)
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    title = f"Cost model off by {calibration.error:.1%} (median)"
+    _plain(left, title, "predicted time of a micro-batch, ms", "measured time, ms")
+
+    length = np.linspace(0, longest, 200)
+    linear, square = cost.linear * length * 1e3, cost.quadratic * length**2 * 1e3
+    right.stackplot(
+        length, linear, square, labels=["grows with the length", "attention: grows with its square"], alpha=0.6
+    )
+    if 0 < cost.ratio <= longest:
+        right.axvline(
+            cost.ratio, color="black", linestyle=":", linewidth=1.2, label=f"equal at {cost.ratio:,.0f} tokens"
+        )
+    right.set_xlim(0, longest)
+    right.set_ylim(0, max(float((linear + square)[-1]), 1e-12) * 1.25)
+    _counts(right.xaxis)
+    right.legend(frameon=False, fontsize=8, loc="upper left")
+    share = float(square[-1] / max(1e-12, (linear + square)[-1]))
+    title = f"Attention: {share:.0%} of the longest's cost" if cost.quadratic else "Attention is not seen yet"
+    _plain(right, title, "length of a sequence, tokens", "predicted time of one sequence, ms")
