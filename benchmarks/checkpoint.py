@@ -52,12 +52,15 @@ SMOLLM2 = {
 }  # fmt: skip
 SMALL = SMOLLM2 | {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
                    "num_attention_heads": 6, "num_key_value_heads": 2}  # fmt: skip
-ROUNDS, QUICK_ROUNDS = 5, 2
+ROUNDS, QUICK_ROUNDS = 4, 1
+BUDGET_S = 420.0
+"""No further round begins that would not end by then."""
 OURS_PER_ROUND = 2
 """Ours has the most bars to hold, so it is measured more often."""
-TOKENS = 96
+TOKENS = 64
 STALL_BAR, SLOWDOWN_BAR, DISK_BAR = 0.10, 1.10, 0.70
 DD_BLOCK = 8 << 20
+Arrays = list[np.ndarray]
 
 
 class Loop:
@@ -81,7 +84,7 @@ class Loop:
         self.engine.before_step = before_step
         self.engine.step(lr=1e-6, max_norm=1.0)
 
-    def tensors(self) -> list[np.ndarray]:
+    def tensors(self) -> Arrays:
         states = self.engine.optimizer.state.values()
         moments = [t for state in states for t in state.values() if t.ndim]
         return [t.detach().numpy() for t in (*self.engine.module.parameters(), *moments)]
@@ -121,6 +124,8 @@ def in_a_step(loop: Loop, saver: Saver, times: Times, number: int) -> None:
             times.add("step while writing", saver.name, seconds)
     saver.wait()
     times.add("behind", saver.name, saver.ended - began)
+    if saver.blocks:
+        times.add("total", saver.name, saver.ended - began)
 
 
 def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
@@ -133,6 +138,8 @@ def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
 
 def measure_saver(loop: Loop, saver: Saver, times: Times, number: int) -> None:
     for where, action in (("behind", in_a_step), ("alone", alone)):
+        if saver.blocks and action is alone:
+            continue
         os.sync()
         action(loop, saver, times, number)
         if isinstance(saver, Ours):
@@ -144,9 +151,19 @@ def measure_saver(loop: Loop, saver: Saver, times: Times, number: int) -> None:
     os.sync()
 
 
-def copy(sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
+def copy(sources: Arrays, targets: Arrays) -> None:
     for source, target in zip(sources, targets, strict=True):
         np.copyto(target, source)
+
+
+def one_round(loop: Loop, savers: list[Saver], times: Times, turn: int, sources: Arrays, targets: Arrays) -> None:
+    for _ in range(3):
+        times.add("total", "memcpy", timed(lambda: copy(sources, targets)))
+    os.sync()
+    times.add("total", "dd", dd(savers[0].folder, sum(s.nbytes for s in sources)))
+    for saver in savers:
+        for again in range(OURS_PER_ROUND if isinstance(saver, Ours) else 1):
+            measure_saver(loop, saver, times, 4 * turn + 2 * again + 1)
 
 
 def dd(folder: Path, nbytes: int) -> float:
@@ -170,18 +187,16 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
     times = Times()
     try:
         for saver in savers:  # once for nothing: processes start, host memory is taken
-            saver.save(0)
-            saver.wait()
-            saver.clear()
+            if not saver.blocks:
+                saver.save(0)
+                saver.wait()
+                saver.clear()
         loop.step()
-        for turn in range(args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)):
-            for _ in range(3):
-                times.add("total", "memcpy", timed(lambda: copy(sources, targets)))
-            os.sync()
-            times.add("total", "dd", dd(folder, nbytes))
-            for saver in savers:
-                for again in range(OURS_PER_ROUND if isinstance(saver, Ours) else 1):
-                    measure_saver(loop, saver, times, 4 * turn + 2 * again + 1)
+        began, rounds = perf_counter(), args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+        for turn in range(rounds):
+            one_round(loop, savers, times, turn, sources, targets)
+            if (perf_counter() - began) * (turn + 2) / (turn + 1) > BUDGET_S:
+                break
         ours = savers[-1]
         assert isinstance(ours, Ours)
         ours.save(10**6)

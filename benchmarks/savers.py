@@ -30,6 +30,8 @@ class Saver:
     synced: str
     """What it makes durable by fsync, of what it writes."""
     checksums = "-"
+    blocks = True
+    """Whether ``save`` is the whole save."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -95,7 +97,7 @@ class DcpAsync(Saver):
     """With its defaults: a thread, host memory taken anew for each save, staged before ``async_save`` returns."""
 
     name, synced = "DCP async_save", "its files"
-    where = AsyncCheckpointerType.THREAD
+    where, blocks = AsyncCheckpointerType.THREAD, False
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         super().__init__(engine, folder)
@@ -153,7 +155,7 @@ class DcpKeptProcess(DcpKept):
 
 
 class Ours(Saver):
-    name, synced, checksums = "plimsoll", "files and folders", "xxh3-128"
+    name, synced, checksums, blocks = "plimsoll", "files and folders", "xxh3-128", False
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         super().__init__(engine, folder)
