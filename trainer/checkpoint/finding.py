@@ -13,6 +13,7 @@ from trainer.checkpoint import manifest as manifests
 from trainer.checkpoint.collective import Ranks
 from trainer.checkpoint.commit import FOLDER
 from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.foreign import what_is
 from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.errors import UserError
@@ -98,6 +99,8 @@ def same_folder(one: Path, other: Path) -> bool:
 
 
 def _given(folder: Path, ranks: Ranks) -> tuple[Path, Manifest]:
+    if foreign := ranks.told(what_is(folder) if ranks.rank == 0 else None):
+        raise UserError(f"trainer.resume_from_path={folder} is no checkpoint: {foreign}")
     manifest, wrong = _check(folder, ranks)
     if manifest is None or wrong:
         raise UserError(

@@ -1,0 +1,58 @@
+"""What is no checkpoint is called by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.test_power_cut import save
+from trainer.checkpoint import commit, finding
+from trainer.checkpoint.collective import Ranks
+from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.settings import CheckpointSettings
+from trainer.errors import UserError
+
+
+def refusal(path: Path) -> str:
+    settings = CheckpointSettings(resume_mode="path", resume_from_path=str(path))
+    with pytest.raises(UserError) as caught:
+        finding.find(Disk(), path.parent / "run", settings, Ranks(0, 1))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["config.json", "model.safetensors"], "set actor_rollout_ref.model.path to it"),
+        (["latest", "global_step7/mp_rank_00_model_states.pt"], "it is DeepSpeed's, without our manifest.json"),
+        (["mp_rank_00_model_states.pt"], "it is DeepSpeed's"),
+        (["latest_checkpointed_iteration.txt"], "it is a checkpoint of verl"),
+        (["global_step_20/actor/model.pt"], "it is a checkpoint of verl"),
+        ([".metadata", "__0_0.distcp"], "torch.distributed.checkpoint"),
+        (["notes.txt"], "manifest.json can't be read"),
+    ],
+)
+def test_foreign_folders(tmp_path: Path, files: list[str], words: str) -> None:
+    for file in files:
+        (tmp_path / "given" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "given" / file).write_text("x")
+    assert words in refusal(tmp_path / "given")
+
+
+def test_a_path_that_leads_nowhere_or_to_a_file(tmp_path: Path) -> None:
+    assert "there is no such folder" in refusal(tmp_path / "step_9")
+    (tmp_path / "step_8").write_text("")
+    assert "it is a file" in refusal(tmp_path / "step_8")
+
+
+def test_a_runs_folder_names_its_newest(tmp_path: Path) -> None:
+    root = tmp_path / "given" / commit.FOLDER
+    root.mkdir(parents=True)
+    for step in (1, 2):
+        save(Disk(), root, step)
+    for folder in (root.parent, root):
+        assert f"give one of them, such as {root / 'step_2'}" in refusal(folder)
+    (root / "step_2/latest").unlink()
+    assert "latest: No such file" in refusal(root / "step_2")
