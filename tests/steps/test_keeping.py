@@ -34,6 +34,7 @@ class Store:
         self.about: Any = None
         self.takes, self.has_room = Store.restored, True
         self.save_s: float | None = None
+        self.last_failure = ""
         self.last_committed_step: int | None = None
 
     restored: Any = None
@@ -82,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def keeper(run: Path, *, shape: ModelShape = SHAPE, validates: bool = True, **dotted: Any) -> tuple[Keeper, Any]:
     config = load(run_of(**{f"trainer__{k}": v for k, v in dotted.items()}))
     ctx: Any = Rank(run)
-    ctx.config, ctx.validates = config, validates
+    ctx.config, ctx.validates, ctx.total_steps = config, validates, 3000
     ctx.world = SimpleNamespace(rank=0, size=1, is_main=True, any=int, cpu_group=None, device=torch.device("cpu"))
     ctx.info = SimpleNamespace(local_world_size=1)
     ctx.engine = SimpleNamespace(ds=None, settings=SimpleNamespace(bf16=False, zero_stage=1), before_step=None)
@@ -132,8 +133,12 @@ def test_a_stop_is_saved_and_noted(tmp_path: Path, clock: Clock) -> None:
     note = json.loads((tmp_path / "exit.json").read_text())
     assert (note["cause"], note["step"], note["attempt"]) == ("USR2", 4, 1)
     store.has_room = False
-    with pytest.raises(RuntimeError, match="step 5 could not be written"):
+    store.last_failure = "checkpoint of step 5 failed: the writer process died"
+    with pytest.raises(RuntimeError, match=r"step 5 is not saved: .*the writer process died"):
         made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
+    store.last_failure = "checkpoint of step 6 failed: rank 1: No space left on device"
+    with pytest.raises(UserError, match=r"step 6 is not saved: .*No space left on device.* Free space"):
+        made.after_step(6, {}, last=True, stop=None, sync=lambda: None)
 
 
 @pytest.mark.parametrize(("margin", "now", "stops"), [(2.0, 5935, False), (2.0, 5945, True), (1.0, 5945, False)])
@@ -176,6 +181,26 @@ def test_the_best_by_default_is_the_validation_reward(tmp_path: Path, clock: Clo
     (store.root / "step_1").mkdir(parents=True)
     assert made.best == (store.root / "step_1", "val/reward 0.25")
     assert keeper(tmp_path, validates=False)[1].settings.best_metric is None
+
+
+@pytest.mark.parametrize(
+    ("save", "test", "words"),
+    [
+        (100, 10, None),
+        (100, 100, None),
+        (-1, 10, None),
+        (4000, 30, None),
+        (100, -1, None),
+        (100, 30, "only each 300th step"),
+    ],
+)
+def test_saving_when_nothing_was_validated_is_said(
+    tmp_path: Path, clock: Clock, save: int, test: int, words: str | None
+) -> None:
+    made, _ = keeper(tmp_path, checkpoint__save_freq=save, test_freq=test)
+    assert [words in note for note in made.notes if words] == ([True] if words else [])
+    assert words or made.notes == []
+    assert keeper(tmp_path, checkpoint__save_freq=save, test_freq=test, checkpoint__keep_best=0)[0].notes == []
 
 
 def test_the_best_by_another_metric(tmp_path: Path, clock: Clock) -> None:

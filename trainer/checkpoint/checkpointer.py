@@ -163,6 +163,11 @@ class Checkpointer:
         """Seconds that the last save took from its copy to its commit; None before the first."""
         return self._numbers.get("write_s")
 
+    @property
+    def last_failure(self) -> str:
+        """What the last failed save said; empty before the first."""
+        return self._numbers.last_failure
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything begun is committed or has failed. False: out of time."""
         self.before_step()

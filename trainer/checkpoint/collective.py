@@ -49,5 +49,6 @@ class Ranks:
                 action()
         except UserError as caught:
             error = caught
-        if not self.all(error is None):
-            raise error or UserError("another rank refused to go on; its message says why")
+        everyones = self.everyones(None if error is None else str(error))
+        if told := [text for text in everyones if text is not None]:
+            raise error or UserError(told[0])  # whichever rank is heard, it says what is wrong

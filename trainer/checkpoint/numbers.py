@@ -16,6 +16,8 @@ class Numbers:
         self._lock = threading.Lock()
         self._values = {"failures": 0.0, "stall_s": 0.0, "last_committed_step": -1.0}
         self._last_commit = time.time()
+        self.last_failure = ""
+        """What the last failed save said."""
 
     def put(self, **values: float) -> None:
         """Set values."""
@@ -35,6 +37,7 @@ class Numbers:
     def fail(self, message: str) -> None:
         """A save failed: say so at once in the log, and with the next metrics."""
         log.error("%s", message)
+        self.last_failure = message
         self.add("failures")
 
     def committed(self, step: int, *, nbytes: int, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,8 @@ from trainer.checkpoint.finding import same_folder
 from trainer.checkpoint.policy import due, must_save_by, predicted_save_s
 from trainer.config.frozen import MAY_CHANGE
 from trainer.config.schema import Config
-from trainer.config.schema.trainer import better
+from trainer.config.schema.trainer import Trainer, better
+from trainer.errors import DISK_FULL, UserError
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
@@ -76,7 +78,7 @@ class Keeper:
             group=ctx.world.cpu_group if ctx.world.size > 1 else None,
         )
         ctx.engine.before_step = self._store.before_step
-        self.notes: list[str] = []
+        self.notes = [] if metric is None else hints(trainer, metric, ctx.total_steps)
         self.step = self._restore()
         self._expected_save_s = self._check_grace()
         self._clock = Clock(ctx.run_dir, attempt, restored=self.step) if ctx.world.is_main else None
@@ -123,9 +125,7 @@ class Keeper:
         if stop is not None and self._ctx.world.is_main:
             leave_note(self._ctx.run_dir, cause=stop, step=step, attempt=attempt_number(self._ctx.run_dir, True))
         if leaving and not saved:
-            raise RuntimeError(
-                f"the checkpoint of step {step} could not be written: {self.metrics()}; see the log above"
-            )
+            raise not_saved(step, self._store.last_failure)
 
     def metrics(self) -> dict[str, float]:
         """``ckpt/*``; on rank 0 also ``goodput/*``."""
@@ -219,6 +219,27 @@ class Keeper:
         if self._clock is not None:
             self._clock.metrics(self._ctx.productive_s)
             self._clock.note()
+
+
+def hints(trainer: Trainer, metric: str, total_steps: int) -> list[str]:
+    """What of ``keep_best`` will not come about with these settings."""
+    save, test = trainer.checkpoint.save_freq, trainer.test_freq
+    if trainer.checkpoint.keep_best == 0 or not metric.startswith("val/") or not 0 < save < total_steps:
+        return []
+    if test <= 0 or save % test == 0:
+        return []
+    return [
+        f"[HINT] trainer.checkpoint.keep_best goes by {metric}, which only each {math.lcm(save, test)}th step that is "
+        f"saved has: set trainer.checkpoint.save_freq={save} to a multiple of trainer.test_freq={test}."
+    ]
+
+
+def not_saved(step: int, why: str) -> Exception:
+    """The error to leave with when the last save failed: a UserError for a disk that takes no more."""
+    text = f"step {step} is not saved: {why or 'the saves before it never ended'}"
+    if any(os.strerror(number) in why for number in DISK_FULL):
+        return UserError(f"{text}. Free space, then type the same command: it goes on from the last checkpoint")
+    return RuntimeError(text)
 
 
 def attempt_number(run_dir: Path, is_main: bool) -> int:
