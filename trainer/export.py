@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from trainer.checkpoint import commit, manifest
 from trainer.checkpoint.manifest import Damaged
@@ -44,10 +46,20 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
             if saved.shapes.get(name) != tuple(tensor.shape):
                 raise UserError(f"{folder} holds another model than {actor.model.path}: {name} differs")
             tensor.copy_(saved.full(name))
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    model.model.save_pretrained(out)  # type: ignore[operator]
-    model.tokenizer.save_pretrained(out)
+    write_folder(model.model, model.tokenizer, out)
     return folder
+
+
+def write_folder(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """The folder that transformers and vLLM read, instead of what an earlier attempt left there. It appears whole."""
+    temp = out.with_name(f".{out.name}.tmp")
+    for old in (temp, out):
+        if old.exists():
+            shutil.rmtree(old)
+    temp.mkdir(mode=0o700, parents=True)
+    model.save_pretrained(temp)  # type: ignore[operator]
+    tokenizer.save_pretrained(temp)
+    temp.rename(out)
 
 
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

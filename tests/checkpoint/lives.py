@@ -56,7 +56,7 @@ class Plain:
     def _copy_recovery_script(self, path: str) -> None:
         pass
 
-    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+    def save_checkpoint(self, folder: str, tag: str, client_state: dict[str, Any], save_latest: bool) -> None:
         if dist.get_rank() == 0:
             state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
             self.checkpoint_engine.save(state, f"{tag}/mp_rank_00_model_states.pt")

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+from deepspeed.checkpoint.constants import (
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
+UNIVERSAL = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+"""DeepSpeed's universal conversion asks for it; it could hold rules for tensor-parallel slices, and there are none."""
 SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
 
 
@@ -51,7 +58,7 @@ def capture(ds: Any, tag: str) -> dict[str, Any]:
     """Relative path -> state dict of each file of this rank. Collective: all ranks call it at a step boundary."""
     engine = Capture()
     with _instead(ds, "checkpoint_engine", engine), _instead(ds, "_copy_recovery_script", lambda path: None):
-        ds.save_checkpoint(".", tag=tag, save_latest=False)
+        ds.save_checkpoint(".", tag=tag, client_state={UNIVERSAL_CHECKPOINT_INFO: dict(UNIVERSAL)}, save_latest=False)
     return engine.states
 
 

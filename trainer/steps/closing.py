@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.export import write_folder
 from trainer.steps.context import Context
 from trainer.steps.keeping import Keeper
 from trainer.steps.showing import Show
@@ -29,8 +30,7 @@ def export(ctx: Context) -> None:
     """``<run>/huggingface``: weights, config and tokenizer that transformers and vLLM read."""
     with ctx.engine.whole_weights() as module:
         if ctx.world.is_main:
-            module.save_pretrained(ctx.run_dir / WEIGHTS)  # type: ignore[operator]
-            ctx.tokenizer.save_pretrained(ctx.run_dir / WEIGHTS)
+            write_folder(module, ctx.tokenizer, ctx.run_dir / WEIGHTS)
     ctx.world.barrier()
 
 
