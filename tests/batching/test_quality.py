@@ -9,6 +9,7 @@ import pytest
 
 from trainer.batching import CostModel, balance_ranks, plan, static_plan
 from trainer.batching.bounds import bins_bound
+from trainer.batching.packing import best_fit, deal, multifit
 
 
 def test_cargo_that_fits_exactly_is_loaded_to_the_line() -> None:
@@ -68,6 +69,25 @@ def test_bound_on_bins_sees_what_cannot_stand_together() -> None:
     assert bins_bound(np.array([50, 50, 50, 50]), 100) == 2
     assert bins_bound(np.array([70, 70, 35, 35]), 100) == 3
     assert bins_bound(np.array([], dtype=np.int64), 100) == 0
+
+
+def test_tight_cargo_is_packed_evenly() -> None:
+    """Best-fit leaves the last micro-batches nearly empty; multifit shortens the path that follows from it."""
+    lengths = np.random.default_rng(6).integers(150, 600, 256)
+    budgets, rows = np.full(8, 600), 23
+    caps = np.tile(budgets, rows)
+
+    def path(bins: np.ndarray | None) -> float:
+        assert bins is not None
+        load = np.bincount(bins, lengths, minlength=caps.size)
+        assert load.max() <= 600
+        return float(load.reshape(rows, 8).max(1).sum())
+
+    plain = best_fit(lengths, caps)
+    assert plain is not None
+    loads = np.bincount(plain, lengths, minlength=caps.size).astype(np.float64)
+    assert path(multifit(lengths.astype(np.float64), lengths, budgets, rows)) < path(deal(loads, budgets)[plain])
+    assert multifit(lengths.astype(np.float64), lengths, budgets, 15) is None
 
 
 def test_balance_keeps_counts_within_one_and_work_equal() -> None:

@@ -57,16 +57,19 @@ def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -
     return out, np.maximum(1, np.array(counts, np.int64))
 
 
-def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
-    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room."""
+def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
+    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room.
+
+    ``share`` lowers the caps to that part of them; where all are equal a unit above it may still have a bin alone.
+    """
     many = int(caps.size)
     # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
     # listed once they are opened.
-    room = [cap * many + b for b, cap in enumerate(caps.tolist())]
+    room = [int(cap * share) * many + b for b, cap in enumerate(caps.tolist())]
     closed = many if room and int(caps.min()) == int(caps.max()) else 0
-    opened = 0
-    whole = room[0] if room else 0
+    whole, most = (room[0], int(caps[0]) * many) if room else (0, 0)
     room = [] if closed else sorted(room)
+    opened = 0
     out = np.empty(tokens.size, np.int64)
     order = np.argsort(-tokens, kind="stable")
     chosen = []
@@ -74,8 +77,8 @@ def best_fit(tokens: Ints, caps: Ints) -> Ints | None:
         at = bisect_left(room, size)
         if at < len(room):
             left = room.pop(at)
-        elif opened < closed and size <= whole:
-            left, opened = whole + opened, opened + 1
+        elif opened < closed and size <= most:
+            left, opened = max(whole, size) + opened, opened + 1
         else:
             return None
         chosen.append(left % many)
@@ -95,7 +98,7 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
     low, high = int(tokens.sum()) / int(caps.sum()), 1.0
     share = high
     for _ in range(1 + min(BISECTIONS, BISECTED // max(1, tokens.size))):
-        bins = best_fit(tokens, caps if share == 1.0 else (caps * share).astype(np.int64))
+        bins = best_fit(tokens, caps, share=share)
         if bins is None:
             if best is None:
                 return None
