@@ -57,6 +57,7 @@ def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str,
         exit_code=exit_code,
         asked_by=mine.get("cause") if mine.get("cause") in ASKED_BY else None,
         slurm=slurm,
+        started=float(started.get("start", now)),
         restarts=int(started.get("restarts", 0)),
         elapsed_s=now - float(started.get("start", now)),
         limit_s=float(seconds(slurm.get("TimeLimit", "")) or plan.get("limit_s") or "inf"),  # scontrol may change it

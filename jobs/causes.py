@@ -40,6 +40,8 @@ class Ending:
     """What the trainer's ``exit.json`` of this attempt names: USR2, TERM, INT, or TIME when it saw the limit coming."""
     slurm: Mapping[str, str] | None = None
     """Fields of ``scontrol show job`` (JobState, PreemptTime, Restarts, ...)."""
+    started: float = 0.0
+    """When this attempt began, seconds since the epoch."""
     restarts: int = 0
     """SLURM_RESTART_COUNT of this attempt."""
     elapsed_s: float = 0.0
@@ -64,7 +66,7 @@ def cause_of(end: Ending) -> str:
         return OUT_OF_MEMORY
     if not stopping and not taken:
         return ERROR
-    if _preempted_now(slurm):
+    if _preempted_now(slurm, end.started):
         return PREEMPTED
     if _number(slurm.get("Restarts")) > end.restarts:
         return REQUEUED
@@ -145,10 +147,13 @@ def budgets_from(options: Any) -> dict[str, int | None]:
     }
 
 
-def _preempted_now(slurm: Mapping[str, str]) -> bool:
-    """Whether PreemptTime speaks of this attempt: Slurm keeps that of an earlier one. Both are ISO times."""
-    when = slurm.get("PreemptTime", "None")
-    return when[:1].isdigit() and when >= slurm.get("StartTime", "")
+def _preempted_now(slurm: Mapping[str, str], started: float) -> bool:
+    """Whether PreemptTime (seconds since the epoch) speaks of this attempt: Slurm keeps that of an earlier one.
+
+    Not told by StartTime: a job that saved longer than its grace time is queued again by then, to start some time.
+    """
+    when = _number(slurm.get("PreemptTime"))
+    return when > 0 and when >= started - 1  # Slurm's clock has whole seconds
 
 
 def _number(text: str | None) -> int:

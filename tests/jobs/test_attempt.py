@@ -48,7 +48,7 @@ def show(**fields: str) -> str:
     [
         ("done", {"exit_code": 0, "scontrol": show()}),
         ("error", {"exit_code": 1, "scontrol": show()}),
-        ("preempted", {"exit_code": 85, "scontrol": show(PreemptTime="2026-01-01T00:00:00")}),
+        ("preempted", {"exit_code": 85, "scontrol": show(PreemptTime="1050")}),
         ("requeued", {"exit_code": 85, "scontrol": show(JobState="COMPLETING", Restarts="1")}),
         ("signalled", {"exit_code": 85, "scontrol": show()}),
         # Slurm's own limit decides: an operator may have changed it since the job was submitted.

@@ -18,7 +18,8 @@ LATE = {"elapsed_s": 3500.0, "limit_s": 3600.0, "signal_delay_s": 120.0}
             "timeout",
             Ending(
                 exit_code=85,
-                slurm=RUNNING | {"PreemptTime": "2026-01-01T00:00:00", "StartTime": "2026-01-01T00:01:00"},
+                slurm=RUNNING | {"PreemptTime": "1000"},
+                started=2000.0,
                 **LATE,
             ),
         ),
@@ -27,9 +28,14 @@ LATE = {"elapsed_s": 3500.0, "limit_s": 3600.0, "signal_delay_s": 120.0}
         ("error", Ending(exit_code=2, slurm=RUNNING)),
         ("error", Ending(exit_code=1, slurm=RUNNING, **LATE)),
         ("bad_node", Ending(exit_code=77, slurm=RUNNING)),
-        ("preempted", Ending(exit_code=85, slurm=RUNNING | {"PreemptTime": "2026-01-01T00:00:00"})),
+        ("preempted", Ending(exit_code=85, slurm=RUNNING | {"PreemptTime": "2001"}, started=2000.5)),
+        # Saving took longer than the grace time: Slurm has queued it again already.
+        (
+            "preempted",
+            Ending(exit_code=85, slurm={"JobState": "PENDING", "Restarts": "1", "PreemptTime": "2001"}, started=2000.0),
+        ),
         # Slurm killed a rank while it was still starting: nothing was lost but the start.
-        ("preempted", Ending(exit_code=140, slurm=RUNNING | {"PreemptTime": "2026-01-01T00:00:00"})),
+        ("preempted", Ending(exit_code=140, slurm=RUNNING | {"PreemptTime": "2001"})),
         ("signalled", Ending(exit_code=140, slurm=RUNNING)),
         ("signalled", Ending(exit_code=85, slurm=RUNNING, elapsed_s=5, limit_s=3600, signal_delay_s=120)),
         ("timeout", Ending(exit_code=85, slurm=RUNNING, **LATE)),

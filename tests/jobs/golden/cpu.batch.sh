@@ -38,7 +38,7 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
   trap '' TERM USR2 CONT
   local code=$1 seen state answer verdict cause nodes
   answer="stop unknown -"
-  seen=$(timeout 20 scontrol show job -o "$JOB" 2>/dev/null)
+  seen=$(SLURM_TIME_FORMAT=%s timeout 20 scontrol show job -o "$JOB" 2>/dev/null)
   state=$(sed -n 's/.*JobState=\([A-Z_]*\).*/\1/p' <<< "$seen")
   [ "$code" != 85 ] || [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ] || answer="requeue unknown -"    # if the next line fails
   answer=$(record end "$RUN" --exit-code "$code" --evidence "$seen" --bad-node "$BAD_NODE" || echo "$answer")
