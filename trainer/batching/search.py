@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,35 +26,94 @@ ROUNDS = 3
 """Times that rows are refined, with new neighbours each time, which give new exchanges."""
 PASSES = 4
 """Passes of levelling in each round."""
-FINALISTS = 3
-"""Ways of cutting groups that are refined; the others are judged by their greedy layout."""
+FINALISTS, FINALIST_WORK = 3, 0.5
+"""Ways of cutting groups that are refined, each with this share of the work; the others are judged by their greedy
+layout."""
 
 
 def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool) -> Layout:
     """A layout of ``cargo`` under ``budgets`` for the regime ``sync``. ``proof`` says when to stop."""
     if not cargo.lengths.size:
         return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
-    if not (cargo.shared or keep_groups):
-        return stow(singles(cargo, cost), budgets, sync, cost.overhead, proof)
-    cap = int(budgets.min())
+    if cargo.shared and not keep_groups:
+        return search_ways(cargo, cost, budgets, sync, proof)
     if keep_groups:
-        return stow(pieces(cargo, cost, cargo.lengths.size, cap), budgets, sync, cost.overhead, proof)
-    ways = stowages(cargo, cost, cap)
-    rough = [critical_path(stow(w, budgets, sync, cost.overhead, proof, refine=False), cargo, cost, sync) for w in ways]
-    best = sorted(range(len(ways)), key=rough.__getitem__)[:FINALISTS]
-    layouts = [stow(ways[w], budgets, sync, cost.overhead, proof) for w in sorted(best)]
-    return min(layouts, key=lambda layout: critical_path(layout, cargo, cost, sync))
-
-
-def stow(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof, *, refine: bool = True) -> Layout:
-    """The layout of sequences that one way of cutting units gives."""
-    if sync == "step":
-        layout = by_step(units, budgets, proof, refine)
+        units = pieces(cargo, cost, cargo.lengths.size, int(budgets.min()))
     else:
-        layout = by_micro(units, budgets, overhead, proof, refine)
+        units = singles(cargo, cost)
+    greedy = start(units, budgets, sync, cost.overhead, proof)
+    return place(units, refine(units, greedy, budgets, sync, proof), budgets, sync)
+
+
+def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof) -> Layout:
+    """The best layout over ways of cutting groups with shared prompts; the most promising ways are refined.
+
+    A way whose pieces cost more than the best path found, even if perfectly level, is left out.
+    """
+    found: list[tuple[float, int, Units, Start]] = []
+    for number, units in enumerate(stowages(cargo, cost, int(budgets.min()))):
+        if not found or least_path(units, budgets, proof) < min(found)[0]:
+            greedy = start(units, budgets, sync, cost.overhead, proof)
+            path = critical_path(place(units, greedy, budgets, sync), cargo, cost, sync)
+            found.append((path, number, units, greedy))
+    best: tuple[float, Layout] | None = None
+    for _, _, units, greedy in sorted(found)[:FINALISTS]:
+        if best is None or least_path(units, budgets, proof) < best[0]:
+            layout = place(units, refine(units, greedy, budgets, sync, proof, share=FINALIST_WORK), budgets, sync)
+            path = critical_path(layout, cargo, cost, sync)
+            if best is None or path < best[0]:
+                best = (path, layout)
+    assert best is not None
+    return best[1]
+
+
+class Start(NamedTuple):
+    """Bins of units. ``rows`` micro-batches of each rank (bin = row * ranks + rank), or 0 where bins are ranks."""
+
+    bins: Ints
+    rows: int
+
+
+def start(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof) -> Start:
+    """A greedy layout: of ranks where they meet once a step, else of rows, as many as give the shortest path."""
+    if sync == "step":
+        rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
+        if rank is None:
+            raise AssertionError("a unit is larger than every budget")
+        return Start(rank, 0)
+    best: tuple[float, Start] | None = None
+    for bins, rows in candidates(units, budgets, proof.micro_batches):
+        path = _path(bins, units.cost, rows, int(budgets.size))
+        more = rows - best[1].rows if best else 0
+        if best is None or path * (1.0 + ROW_WORTH * more) + overhead * more < best[0]:
+            best = (path, Start(bins, rows))
+    assert best is not None
+    return best[1]
+
+
+def refine(units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, *, share: float = 1.0) -> Start:
+    """The layout after exchanges, within ``share`` of the work that a plan may take."""
+    least = least_path(units, budgets, proof)
+    if sync == "step":
+        alike, enough = np.zeros(len(units), np.int64), (1.0 + GOAL / 10) * least
+        bins = improve(greedy.bins, units.cost, units.tokens, alike, budgets, 1, enough, fills=False, share=share)
+    else:
+        enough = (1.0 + GOAL) * least
+        bins = improve(greedy.bins, units.cost, units.tokens, units.buckets, budgets, greedy.rows, enough, share=share)
+    return Start(bins, greedy.rows)
+
+
+def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
+    """The layout of sequences. Under ``sync="step"`` ranks get as few micro-batches as best-fit needs."""
+    ranks = int(budgets.size)
+    if sync == "step":
+        of_unit, counts = packing.open_bins_of_ranks(units.tokens, found.bins, units.buckets, budgets)
+    else:
+        of_unit = (found.bins % ranks) * found.rows + found.bins // ranks
+        counts = np.full(ranks, found.rows)
     bins = np.empty(units.members.size, np.int64)
-    bins[units.members] = np.repeat(layout.bins, np.diff(units.starts))
-    return Layout(bins, layout.counts)
+    bins[units.members] = np.repeat(of_unit, np.diff(units.starts))
+    return Layout(bins, counts)
 
 
 def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
@@ -75,11 +135,12 @@ def improve(
     *,
     fills: bool = True,
     moves: bool = True,
+    share: float = 1.0,
 ) -> Ints:
     """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or the work is done."""
     if _path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
-    work = min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK)
+    work = int(share * min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK))
     refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
     path = np.inf
     for _ in range(ROUNDS):
@@ -98,36 +159,6 @@ def improve(
 def least_path(units: Units, budgets: Ints, proof: Proof) -> float:
     """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is cut."""
     return max(proof.path, float(units.cost.sum()) / budgets.size)
-
-
-def by_step(units: Units, budgets: Ints, proof: Proof, refine: bool) -> Layout:
-    """Ranks first (equal cost), then as few micro-batches as fit inside each rank."""
-    rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
-    if rank is None:
-        raise AssertionError("a unit is larger than every budget")
-    if refine:
-        alike = np.zeros(len(units), np.int64)
-        enough = (1.0 + GOAL / 10) * least_path(units, budgets, proof)
-        rank = improve(rank, units.cost, units.tokens, alike, budgets, 1, enough, fills=False)
-    bins, counts = packing.open_bins_of_ranks(units.tokens, rank, units.buckets, budgets)
-    return Layout(bins, counts)
-
-
-def by_micro(units: Units, budgets: Ints, overhead: float, proof: Proof, refine: bool) -> Layout:
-    """Equal counts on all ranks: the number of rows that gives the shortest critical path, refined."""
-    ranks = int(budgets.size)
-    best: tuple[float, Ints, int] | None = None
-    for bins, rows in candidates(units, budgets, proof.micro_batches):
-        path = _path(bins, units.cost, rows, ranks)
-        worth = path * (1.0 + ROW_WORTH * (rows - best[2])) if best else path
-        if best is None or worth + overhead * (rows - best[2]) < best[0]:
-            best = (path, bins, rows)
-    assert best is not None
-    _, bins, rows = best
-    if refine:
-        enough = (1.0 + GOAL) * least_path(units, budgets, proof)
-        bins = improve(bins, units.cost, units.tokens, units.buckets, budgets, rows, enough)
-    return Layout((bins % ranks) * rows + bins // ranks, np.full(ranks, rows))
 
 
 def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int]]:
