@@ -132,6 +132,7 @@ def faults(rank: int, size: int, run: str, store: str, faults: list[str]) -> Non
         _only_main(rank, note.unlink)
         assert keeper.save(step + 2, {}, {}, blocking=True), (fault, keeper.metrics())
         step += 2
+        dist.barrier()
         # Of a failed save nothing is left but, if it failed after the rename, a whole checkpoint.
         rest = {p.name for p in root.iterdir()} - {"latest", *(f"step_{s}" for s in (step, step - 1, step - 2))}
         assert not rest, (fault, rest)

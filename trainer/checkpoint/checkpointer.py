@@ -116,13 +116,13 @@ class Checkpointer:
     def restore(self) -> Restored | None:
         """Fill the engine from the newest whole checkpoint, the same on all ranks; None: the run begins. Collective.
 
-        A damaged one is renamed ``.corrupt``, and the one before it is taken. Raises UserError when there is none
-        though the run has had one, for another model, and for a newer format.
+        A damaged one is renamed ``.corrupt``, and the one before it, or a newer one of the mirror, is taken. Raises
+        UserError when there is none though the run has had one, for another model, and for a newer format.
         """
         if self._settings.resume_mode == "auto":
-            self._ranks.agree(self._fetch, only_main=True)
+            self._fetch()
         while True:
-            found = find(self._disk, self.run_dir, self._settings, self._ranks)
+            found = find(self._disk, self.run_dir, self._settings, self._ranks, self._fetch)
             if found is None:
                 return None
             folder, manifest = found
@@ -204,6 +204,9 @@ class Checkpointer:
             ) from error
 
     def _fetch(self) -> None:
+        self._ranks.agree(self._fetch_newer, only_main=True)
+
+    def _fetch_newer(self) -> None:
         if self._mirror is None:
             return
         try:

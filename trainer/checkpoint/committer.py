@@ -111,7 +111,10 @@ class Committer:
             finally:
                 with self._lock:
                     self._free.add(save.slot)
-                save.done.set()
+            # The buffer is free and the other ranks know: a slow upload to the mirror holds up neither.
+            if save.committed and self._meeting.rank == 0:
+                self._after_commit(save.manifest)
+            save.done.set()
 
     def _commit(self, save: Save) -> bool:
         """Write this rank's files, meet the others, and on rank 0 publish. False: failed and told."""
@@ -165,13 +168,12 @@ class Committer:
             if self._lease is not None and not self._lease.still_mine():
                 raise WriteFailed("a later job has taken this run folder")
             files = {name: record for message in messages for name, record in message["records"].items()}
-            manifest = replace(save.manifest, created=time.time(), files=files)
-            commit.publish(self._disk, self.root, manifest, self._fence)
+            save.manifest = replace(save.manifest, created=time.time(), files=files)
+            commit.publish(self._disk, self.root, save.manifest, self._fence)
         except (OSError, WriteFailed, OutOfTime) as error:
             with contextlib.suppress(OSError):
                 self._disk.rmtree(temp_dir(self.root, save.step, self._fence))
             return {"error": str(error)}
-        self._after_commit(manifest)
         return {"step": save.step}
 
     def _after_commit(self, manifest: Manifest) -> None:

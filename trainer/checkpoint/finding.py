@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ LATE_S = 65.0
 POLL_S = 0.2
 
 
-def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) -> tuple[Path, Manifest] | None:
+def find(
+    disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks, fetch: Callable[[], None] = lambda: None
+) -> tuple[Path, Manifest] | None:
     """The folder to restore from, verified: each rank reads its share of the files. Collective.
 
-    A damaged folder of the run is renamed ``.corrupt`` and the next older one is tried. Raises UserError for a
-    ``resume_from_path`` that is damaged, and when a run that has had checkpoints has none left.
+    A damaged folder of the run is renamed ``.corrupt`` and the next older one is tried; after the first, ``fetch``
+    (collective) may get a whole copy from elsewhere. Raises UserError for a ``resume_from_path`` that is damaged, and
+    when a run that has had checkpoints has none left.
     """
     root = run_dir / FOLDER
     if settings.resume_mode == "path":
@@ -38,7 +42,7 @@ def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) 
             raise UserError("trainer.resume_mode=path needs trainer.resume_from_path=FOLDER, a folder step_N of a run")
         if not ranks.told(was_resumed_from(root, path) if ranks.rank == 0 else None):
             return _given(Path(path), ranks)
-    steps = ranks.told(commit.steps_on_disk(root) if ranks.rank == 0 else None)
+    steps = _steps(root, ranks)
     if settings.resume_mode == "disable":
         if steps:
             raise UserError(
@@ -46,17 +50,21 @@ def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) 
                 "to start anew, or trainer.resume_mode=auto to go on"
             )
         return None
-    for step in steps:
-        folder = commit.step_dir(root, step)
+    damaged = 0
+    while steps:
+        folder = commit.step_dir(root, steps[0])
         manifest, wrong = _check(folder, ranks)
         if manifest is not None and not wrong:
             if ranks.rank == 0 and commit.named(root) != folder.name:
-                commit.point_latest(disk, root, step, "found")
+                commit.point_latest(disk, root, steps[0], "found")
             return folder, manifest
         if ranks.rank == 0:
             log.error("checkpoint %s is damaged: %s", folder, "; ".join(wrong))
             log.error("kept as %s; going back to an older one", commit.quarantine(disk, folder).name)
-        ranks.told(0 if ranks.rank == 0 else None)
+        damaged += 1
+        if damaged == 1:
+            fetch()
+        steps = _steps(root, ranks)
     lost = ranks.told(_lost(root) if ranks.rank == 0 else None)
     if lost:
         raise UserError(
@@ -65,6 +73,11 @@ def find(disk: Disk, run_dir: Path, settings: CheckpointSettings, ranks: Ranks) 
             "of another run by trainer.resume_mode=path trainer.resume_from_path=FOLDER"
         )
     return None
+
+
+def _steps(root: Path, ranks: Ranks) -> list[int]:
+    steps: list[int] = ranks.told(commit.steps_on_disk(root) if ranks.rank == 0 else None)
+    return steps
 
 
 def _lost(root: Path) -> list[str]:
