@@ -41,7 +41,9 @@ def compare_table(entries: Sequence[Entry], metrics: Sequence[str] | None, at: i
     known = sorted(set().union(*rows)) if rows else []
     for name in metrics or ():
         if name not in known:
-            raise UserError(f"no run has the metric '{name}'{nearest(name, known)} at step {step}.")
+            where = "" if step is None else f" at step {step}"
+            hint = nearest(name, known) or f"; there are {', '.join(known[:12]) or 'none yet'}."
+            raise UserError(f"no run has the metric '{name}'{where}{hint}")
     names = list(metrics or [name for name in USUAL if name in known] or known[:6])
     table = Table(title=f"step {step}" if step is not None else "newest values", box=None, pad_edge=False)
     for title in ("run", "overrides", *names):

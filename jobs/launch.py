@@ -113,12 +113,13 @@ def signs_of(entry: Entry) -> Signs:
     run = Path(entry.run)
     begun = records.last_attempt(run)
     here = True
+    started = records.read_json(records.log_folder(run, begun) / "begin.json")
     if entry.job == LOCAL:
-        started = records.read_json(records.log_folder(run, begun) / "begin.json")
         mine = started.get("nodes") == socket.gethostname()
         here = not mine or 0 != started.get("pid_start") == records.process_start(int(started.get("pid", 0)))
     return Signs(
         attempts=records.attempts(run), begun=begun, alive_at=records.newest_write(run, begun), here=here,
+        started=begun > 0 and started.get("launch", entry.launch) == entry.launch,
         cancelled=records.read_json(run / "cancel.json").get("launch") == entry.launch,
     )  # fmt: skip
 

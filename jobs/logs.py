@@ -27,7 +27,7 @@ def tail_of(run: Path, lines: int = 15) -> str:
     ]:  # the launcher's ends with the error of the rank that failed first
         if text := tail(path, lines).strip("\n"):
             return "\n".join(f"  {line}" for line in text.splitlines())
-    return f"  no log in {folder}"
+    return f"  no log in {folder}" if last_attempt(run) else "  it never started"
 
 
 def show(run: Path, attempt: int, rank: int, lines: int) -> int:

@@ -137,8 +137,9 @@ def save_seconds(config: Config, shape: Shape) -> float:
     if folder is None:
         return 0.0
     size = memory.checkpoint_bytes(
-        model_shape_of(folder), precision=planned(actor.mixed_precision), zero_stage=actor.zero_stage
-    )
+        model_shape_of(folder), precision=planned(actor.mixed_precision), zero_stage=actor.zero_stage,
+        reference=config.actor_rollout_ref.ref.ema_interval is not None,
+    )  # fmt: skip
     return predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
 
 

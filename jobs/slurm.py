@@ -99,7 +99,11 @@ class Slurm:
             return {}
         done = self.run("sacct", "-X", "-n", "-P", "-j", ",".join(arrays), "-o", "JobID,State,NodeList,Reason")
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 3]
-        return {row[0]: JobInfo(state=row[1].split(" ")[0], nodes=row[2], reason=row[3]) for row in rows}
+        return {
+            job: JobInfo(state=row[1].split(" ")[0], nodes=row[2], reason=row[3])
+            for row in rows
+            for job in tasks_of(row[0])
+        }
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """scancel. Raises UserError with Slurm's words when it refuses."""
@@ -114,6 +118,15 @@ class Slurm:
         if done.returncode:
             raise UserError(f"sbatch would refuse this job: {words}")
         return words
+
+
+def tasks_of(job: str) -> list[str]:
+    """Array tasks that never started are one row in sacct: ``7_[0-2,5%4]`` -> 7_0, 7_1, 7_2, 7_5."""
+    array, bracket, rest = job.partition("_[")
+    if not bracket:
+        return [job]
+    spans = re.findall(r"(\d+)(?:-(\d+))?", rest.partition("%")[0])
+    return [f"{array}_{n}" for low, high in spans for n in range(int(low), int(high or low) + 1)]
 
 
 def seconds(text: str) -> int | None:

@@ -51,6 +51,8 @@ class Signs:
     """Number of the newest attempt that has begun; 0 before the first."""
     alive_at: float = 0.0
     """When anything in the folder was last written to, time.time()."""
+    started: bool = True
+    """An attempt of this launch has begun."""
     cancelled: bool = False
     """This launch was ended with ``python -m jobs cancel``."""
     here: bool = True
@@ -97,6 +99,8 @@ def state_of(
     cause = causes.cause_of_lost(known.state) if known is not None and known.state not in ALIVE else None
     if signs.cancelled or cause == causes.CANCELLED:
         return found("CANCELLED", str(last["why"]) if last else "cancelled")
+    if known is None and not signs.started and _array_is_known(entry.job, queue, accounting or {}):
+        return found("CANCELLED", "cancelled before it started")  # such a task leaves no trace in Slurm
     if cause in STOPPED_BY and cause != causes.DONE and last is None:
         return found(STOPPED_BY[cause], f"Slurm says {known.state if known else ''}; the batch script left no record")
     if now - max(signs.alive_at, entry.time) < GRACE_S:
@@ -105,3 +109,8 @@ def state_of(
         return found("LOST", f"{last['why']}, but Slurm doesn't have it; python -m jobs resubmit {entry.name}")
     why = "Slurm doesn't know this job" if known is None else f"Slurm says {known.state}"
     return found("LOST", why if known is None else f"{why}; the batch script left no record")
+
+
+def _array_is_known(job: str, *sources: Mapping[str, JobInfo]) -> bool:
+    array = job.split("_")[0] + "_"
+    return any(one.startswith(array) for source in sources for one in source)

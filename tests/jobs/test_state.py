@@ -13,7 +13,7 @@ from jobs.__main__ import main
 from jobs.launch import signs_of, states_of
 from jobs.ledger import Entry
 from jobs.records import append_line, process_start, write_json
-from jobs.slurm import JobInfo, Slurm
+from jobs.slurm import JobInfo, Slurm, tasks_of
 from jobs.state import GRACE_S, Signs, state_of
 from tests.jobs.conftest import put
 from trainer.errors import UserError
@@ -47,6 +47,9 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
         # python -m jobs cancel has said so itself, long ago or not.
         (Signs(attempts=(), begun=0, cancelled=True), None, None, "CANCELLED", "cancelled"),
         (Signs(attempts=(), begun=0, cancelled=True), "PENDING", None, "PENDING", ""),
+        # A task that was cancelled in the queue leaves no trace, but its array does.
+        (Signs(attempts=(), begun=0, started=False), "sibling", None, "CANCELLED", "cancelled before it started"),
+        (Signs(attempts=(), begun=0, started=False), None, None, "LOST", "Slurm doesn't know this job"),
         # Nobody knows it, and it has shown no sign of life for long.
         (SILENT, None, None, "LOST", "Slurm doesn't know this job"),
         (SILENT, None, "RUNNING", "LOST", "Slurm says RUNNING; the batch script left no record"),
@@ -65,6 +68,7 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
 )
 def test_state(signs: Signs, queue: str | None, accounting: str | None, state: str, reason: str) -> None:
     held = {"7_3": JobInfo(state=queue, nodes="n1" if queue == "RUNNING" else "", reason="None")} if queue else {}
+    held = {"7_4": JobInfo(state="PENDING")} if queue == "sibling" else held
     known = {"7_3": JobInfo(state=accounting)} if accounting else {}
     found = state_of(ENTRY, signs, held, known, now=NOW)
     assert found.state == state and reason in found.reason
@@ -125,3 +129,9 @@ def test_a_local_run_lives_as_long_as_its_process(run: Entry, pid: int, shift: i
     begin = {"nodes": os.uname().nodename, "pid": pid, "pid_start": process_start(pid) + shift}
     write_json(Path(run.run) / "logs/attempt_1/begin.json", begin)
     assert states_of([entry], Slurm())[run.run].state == state
+
+
+def test_tasks_that_never_started_are_one_row_in_sacct(run: Entry, fake: Path) -> None:
+    assert tasks_of("7_[0-2,5%4]") == ["7_0", "7_1", "7_2", "7_5"] and tasks_of("7_3") == ["7_3"]
+    (fake / "sacct").write_text("7_[1-4%256]|CANCELLED by 0|None assigned|None\n")
+    assert states_of([run], Slurm())[run.run].state == "CANCELLED"

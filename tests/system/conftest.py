@@ -55,7 +55,9 @@ def slurm_lab() -> Iterator[Path]:
         if before is not None:
             os.environ["SLURM_CONF"] = before
     finally:
-        subprocess.run([str(ROOT / "slurm/dev/down.sh"), str(lab)], timeout=120, check=False, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            [str(ROOT / "slurm/dev/down.sh"), str(lab), "now"], timeout=120, check=False, stdin=subprocess.DEVNULL
+        )
         shutil.rmtree(lab, ignore_errors=True)
 
 
