@@ -215,12 +215,12 @@ def test_every_attempt_is_written_down(scenes: Scenes) -> None:
         assert line["step_to"] > line["step_from"]
         assert (run / f"logs/attempt_{line['attempt']}/rank_0.log").exists()
     for before, after in pairwise(lines):
-        lost = before["cause"] == "node_failure"  # only then are steps since the last checkpoint done again
+        lost = before["exit_code"] is None  # only then are steps since the last checkpoint done again
         assert after["step_from"] <= before["step_to"] if lost else after["step_from"] == before["step_to"]
         assert before["end"] <= after["start"] and before["requeue"]
     lost, last = lines[-2:]
     assert lost["nodes"] != last["nodes"] and lost["exit_code"] is None
-    assert lost["end"] < last["start"] - 3  # SlurmdTimeout and the queue are not charged to the lost attempt
+    assert lost["end"] < last["start"]  # the wait in the queue is not charged to the lost attempt
 
 
 def test_one_wandb_run_over_all_attempts_in_their_order(scenes: Scenes) -> None:
