@@ -18,8 +18,10 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
 def _free_base_port() -> int:
-    """A port with 20 free ones after it: each lab needs its own range."""
-    for base in range(28200 + os.getpid() % 500, 31000, 40):
+    """A port with 20 free ones after it: each lab needs its own range, also one that comes up at the same time."""
+    blocks = 70
+    for turn in range(blocks):
+        base = 28200 + (os.getpid() + turn) % blocks * 40
         try:
             for port in (base, base + 1, *range(base + 11, base + 15)):
                 with socket.socket() as probe:
