@@ -25,20 +25,28 @@ ERRORS = [
 ]
 
 
-def ranks_run(zygote: Zygote, tmp_path: Path, program: str, *args: Any) -> str:
-    run = tmp_path / "run"
+@pytest.fixture
+def home(memory: Path, request: pytest.FixtureRequest) -> Path:
+    folder = memory / request.node.name
+    folder.mkdir()
+    return folder
+
+
+def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
+    """What two ranks logged."""
+    run = home / "run"
     run.mkdir()
     ranks = zygote.start(
-        f"tests.checkpoint.programs:{program}", 2, [str(run), str(tmp_path / "store"), *args], tmp_path / "log",
-        env={"PLIMSOLL_FAULT": str(tmp_path / "fault")},
+        f"tests.checkpoint.programs:{program}", 2, [str(run), str(home / "store"), *args], home / "log",
+        env={"PLIMSOLL_FAULT": str(home / "fault")},
     )  # fmt: skip
     ranks.finish(60)
-    return ranks.output()
+    return ranks.log.read_text()
 
 
 @pytest.mark.parametrize("faults", [ERRORS, ["die", "hang"]], ids=["errors", "writer"])
-def test_training_goes_on(zygote: Zygote, tmp_path: Path, faults: list[str]) -> None:
-    output = ranks_run(zygote, tmp_path, "faults", faults)
+def test_training_goes_on(zygote: Zygote, home: Path, faults: list[str]) -> None:
+    output = ranks_run(zygote, home, "faults", faults)
     for words in ("No space left", "Stale file handle") if faults == ERRORS else ("exit code -9", "longer than 2 s"):
         assert words in output, output
 
@@ -56,13 +64,13 @@ def test_a_rename_whose_answer_was_lost_is_done(tmp_path: Path) -> None:
     assert commit.steps_on_disk(tmp_path) == [1]
 
 
-def test_a_slow_disk_puts_saves_off_and_stops_nothing(zygote: Zygote, tmp_path: Path) -> None:
-    ranks_run(zygote, tmp_path, "slow")
+def test_a_slow_disk_puts_saves_off_and_stops_nothing(zygote: Zygote, home: Path) -> None:
+    ranks_run(zygote, home, "slow")
 
 
-def test_damage_in_any_file_sends_all_ranks_to_the_one_before(zygote: Zygote, tmp_path: Path) -> None:
-    ranks_run(zygote, tmp_path, "damaged")
+def test_damage_in_any_file_sends_all_ranks_to_the_one_before(zygote: Zygote, home: Path) -> None:
+    ranks_run(zygote, home, "damaged")
 
 
-def test_names_that_come_late_are_no_damage(zygote: Zygote, tmp_path: Path) -> None:
-    ranks_run(zygote, tmp_path, "late", str(tmp_path / "view"))
+def test_names_that_come_late_are_no_damage(zygote: Zygote, home: Path) -> None:
+    ranks_run(zygote, home, "late", str(home / "view"))
