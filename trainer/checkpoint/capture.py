@@ -5,19 +5,22 @@ the state dicts it is handed. So the files have DeepSpeed's own names and conten
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
 from deepspeed.checkpoint.constants import (
     UNIVERSAL_CHECKPOINT_INFO,
     UNIVERSAL_CHECKPOINT_VERSION_KEY,
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
 )
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
+from torch import nn
 
 UNIVERSAL = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
 """DeepSpeed's universal conversion asks for it; it could hold rules for tensor-parallel slices, and there are none."""
@@ -54,12 +57,79 @@ class Capture(CheckpointEngine):  # type: ignore[misc]
         return False
 
 
-def capture(ds: Any, tag: str) -> dict[str, Any]:
-    """Relative path -> state dict of each file of this rank. Collective: all ranks call it at a step boundary."""
-    engine = Capture()
-    with _instead(ds, "checkpoint_engine", engine), _instead(ds, "_copy_recovery_script", lambda path: None):
-        ds.save_checkpoint(".", tag=tag, client_state={UNIVERSAL_CHECKPOINT_INFO: dict(UNIVERSAL)}, save_latest=False)
-    return engine.states
+class Capturer:
+    """Captures the state of one engine again and again. What stays the same is looked up once: training waits."""
+
+    def __init__(self, ds: Any) -> None:
+        self._ds = ds
+        self._instead: dict[str, Any] | None = None
+
+    def capture(self, tag: str) -> dict[str, Any]:
+        """Relative path -> state dict of each file of this rank. Collective: all ranks call it at a step boundary."""
+        if self._instead is None:
+            self._instead = _spared(self._ds)
+        engine, info = Capture(), {UNIVERSAL_CHECKPOINT_INFO: dict(UNIVERSAL)}
+        with ExitStack() as stack:
+            for name, value in {"checkpoint_engine": engine, **self._instead}.items():
+                stack.enter_context(_instead(self._ds, name, value))
+            self._ds.save_checkpoint(".", tag=tag, client_state=info, save_latest=False)
+        return engine.states
+
+    def buffers(self) -> list[torch.Tensor]:
+        """The module's buffers that are saved."""
+        known = (self._instead or {}).get("module_state_dict")
+        return list(self._ds.module.buffers()) if known is None else known.buffers()
+
+
+def _spared(ds: Any) -> dict[str, Any]:
+    """Methods of DeepSpeed's engine that take long or ask all ranks, and what does for them here."""
+    spared: dict[str, Any] = {
+        "_copy_recovery_script": lambda path: None,
+        "_checkpoint_tag_validation": lambda tag: None,  # the ranks agree on the step
+    }
+    if hasattr(ds, "_get_buffer_names"):
+        names = ds._get_buffer_names()
+        spared["_get_buffer_names"] = lambda: list(names)
+    if hasattr(ds, "module_state_dict") and (state := _ModuleState.of(ds)):
+        spared["module_state_dict"] = state
+    return {name: value for name, value in spared.items() if hasattr(ds, name)}
+
+
+class _ModuleState:
+    """``module_state_dict`` without a walk through all modules, each with its hooks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._entries: list[tuple[str, dict[str, Any], str]] = []
+        for prefix, child in module.named_modules(remove_duplicate=False):
+            start = f"{prefix}." if prefix else ""
+            kept = [name for name in child._buffers if name not in child._non_persistent_buffers_set]
+            for owner, names in ((child._parameters, list(child._parameters)), (child._buffers, kept)):
+                self._entries += [(start + name, owner, name) for name in names if owner[name] is not None]
+        self._metadata: Any = None
+
+    @staticmethod
+    def of(ds: Any) -> _ModuleState | None:
+        """None for a module whose state is more than its parameters and buffers."""
+        wanted = ds.module_state_dict()
+        state = _ModuleState(ds.module)
+        state._metadata = getattr(wanted, "_metadata", None)
+        found = state()
+        same = list(found) == list(wanted) and all(map(_same_memory, wanted.values(), found.values()))
+        return state if same else None
+
+    def __call__(self, **unused: Any) -> OrderedDict[str, Any]:
+        found = OrderedDict((name, owner[key].detach()) for name, owner, key in self._entries)
+        if self._metadata is not None:
+            found._metadata = self._metadata  # type: ignore[attr-defined]
+        return found
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Those that are saved."""
+        return [owner[key] for _, owner, key in self._entries if not isinstance(owner[key], nn.Parameter)]
+
+
+def _same_memory(one: Any, other: torch.Tensor) -> bool:
+    return isinstance(one, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
 @cache

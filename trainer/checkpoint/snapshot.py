@@ -100,7 +100,7 @@ class Planner:
     """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved."""
 
     def __init__(self, ds: Any, rank: int) -> None:
-        self._ds, self._rank = ds, rank
+        self._ds, self._rank, self._capturer = ds, rank, capture.Capturer(ds)
         self._spans: list[Span] = []
         self._places = "[]"
 
@@ -112,10 +112,10 @@ class Planner:
             own |= capture.scripts()
         return Captured(
             step,
-            capture.capture(self._ds, tag_of(step)),
+            self._capturer.capture(tag_of(step)),
             own,
             {name: getattr(self._ds, name) for name in COUNTERS},
-            {b.data_ptr(): b.detach().clone() for b in self._ds.module.buffers()},
+            {b.data_ptr(): b.detach().clone() for b in self._capturer.buffers()},
         )
 
     def plan(self, captured: Captured) -> Plan:
