@@ -118,6 +118,7 @@ BAD = [
     ({"trainer.process_on_nodes": [2]}, "differs from trainer.n_gpus_per_node=1"),
     ({"trainer.resume_mode": "path"}, "needs trainer.resume_from_path"),
     ({"trainer.resume_from_path": "x"}, "set resume_mode=path"),
+    ({"actor_rollout_ref.ref.ema_interval": 5}, "no reference is used: set actor_rollout_ref.actor.use_kl_loss=true"),
     ({"trainer.checkpoint.best_mode": "min"}, "but of what? Set trainer.checkpoint.best_metric"),
     ({"trainer.checkpoint.best_metric": "actor/entropy"}, "Set trainer.checkpoint.best_mode=max or min"),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),

@@ -29,6 +29,7 @@ class Rank:
         self.calibrator = Calibrator()
         self.samples_seen, self.productive_s = 0, 0.0
         self.budgets: list[int] | None = None
+        self.reference = None
         self.world = SimpleNamespace(size=2, device=torch.device("cpu"))
         self.best = Best("val/reward")
         self.identity = RunIdentity(run_dir, writes=True)

@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.meeting import Meeting
 from trainer.checkpoint.mirror import Mirror, fetch_newer
 from trainer.checkpoint.numbers import Numbers
-from trainer.checkpoint.restore import Restored, Saved, load_engine, load_states
+from trainer.checkpoint.restore import Restored, Saved, load_beside, load_engine, load_states
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot import Captured, Plan, Planner, fill
 from trainer.checkpoint.writing import WriterClient
@@ -44,10 +45,15 @@ class Checkpointer:
     def __init__(
         self, run_dir: Path, ds_engine: Any, settings: CheckpointSettings, *, rank: int, world_size: int, attempt: int,
         config_hash: str, local_world_size: int = 1, group: dist.ProcessGroup | None = None,
+        beside: Mapping[str, torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
+        """``beside``: tensors that are not the engine's, the same on every rank: rank 0 saves them, ``restore`` fills
+        them. They change only after a ``before_step``.
+        """
         self.run_dir, self.root = run_dir, run_dir / FOLDER
         self._ds, self._settings = ds_engine, settings
         self._attempt, self._config_hash = attempt, config_hash
+        self._beside = dict(beside or {})
         self._ranks = Ranks(rank, world_size, group)
         self._numbers = Numbers()
         self._disk = load_disk(settings.disk)
@@ -63,7 +69,7 @@ class Checkpointer:
         # Beyond the first, memory is taken when a slow disk makes it needed (pinning it then would take seconds).
         self._buffers = [HostBuffer(0 if slot and not pinned else nbytes, pinned=pinned) for slot in range(slots)]
         self._writer = WriterClient([b.fd for b in self._buffers], settings.disk)
-        self._planner = Planner(ds_engine, rank)
+        self._planner = Planner(ds_engine, rank, self._beside)
         self._copying: Save | None = None
         self._committer = Committer(
             self.root, settings, self._disk, writer=self._writer, numbers=self._numbers, fence=self._fence,
@@ -130,6 +136,7 @@ class Checkpointer:
                 saved = Saved(folder, manifest)
                 restored = load_states(folder, manifest, self._ranks.rank, self._ranks.size)
                 load_engine(self._ds, saved)
+                missing = load_beside(self._beside, saved)
                 error = None
             except (Damaged, UserError) as caught:
                 error = caught
@@ -142,6 +149,8 @@ class Checkpointer:
                 continue
             if error is not None:
                 raise error
+            if missing:
+                log.warning("%s lacks %s, which stay as they are", folder, ", ".join(missing[:3]))
             self._numbers.put(last_committed_step=float(manifest.step))
             self._ranks.agree(partial(self._leave, folder, manifest.step), only_main=True)
             if manifest.config_hash != self._config_hash:
@@ -231,11 +240,12 @@ class Checkpointer:
     def _share_bytes(self) -> int:
         """Size of this rank's files once the optimizer has its moments."""
         found = fragments(self._ds)
+        more = sum(t.numel() * t.element_size() for t in self._beside.values()) if self._ranks.rank == 0 else 0
         masters = sum(f.numel for f in found if f.kind == "fp32")
         weights = sum(f.numel * f.tensor.element_size() for f in found if f.kind == "weight")
         if zero_stage(self._ds) == 0 and not masters:
-            return weights * 3 if self._ranks.rank == 0 else 0
-        return masters * 12 + (weights if self._ranks.rank == 0 and zero_stage(self._ds) < 3 else 0)
+            return weights * 3 + more if self._ranks.rank == 0 else 0
+        return masters * 12 + more + (weights if self._ranks.rank == 0 and zero_stage(self._ds) < 3 else 0)
 
     def _copy(self, save: Save, captured: Captured) -> None:
         began = time.perf_counter()

@@ -21,6 +21,8 @@ MASTER = "fp32"
 """The optimizer's float32 copy."""
 STEP = "step"
 """Adam's count of steps: a scalar per parameter."""
+BESIDE = "beside"
+"""A tensor that is not the engine's: whole, of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def fragments(ds: Any, kinds: tuple[str, ...] | None = None) -> list[Fragment]:
         state = _optimizer(ds).state[flat]
         for kind in kinds or ():
             if kind not in state:
-                state[kind] = torch.tensor(0.0) if kind == STEP else torch.zeros_like(flat.data)
+                shape = () if kind == STEP else flat.shape
+                state[kind] = torch.zeros(shape, dtype=torch.float32, device=flat.device)
         for kind, value in state.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"optimizer state {kind!r} of {name} is a {type(value).__name__}, not a tensor")

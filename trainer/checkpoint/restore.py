@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import state
-from trainer.checkpoint.fragments import MASTER, STEP, WEIGHT, Fragment, fragments, shapes, zero_stage
+from trainer.checkpoint.fragments import BESIDE, MASTER, STEP, WEIGHT, Fragment, fragments, shapes, zero_stage
 from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.errors import UserError
 
@@ -70,7 +71,7 @@ class Saved:
     @property
     def optimizer_kinds(self) -> tuple[str, ...]:
         """Names of the optimizer's states."""
-        return tuple(sorted({kind for _, kind in self._pieces} - {WEIGHT, MASTER}))
+        return tuple(sorted({kind for _, kind in self._pieces} - {WEIGHT, MASTER, BESIDE}))
 
     def dtype(self, name: str, kind: str) -> str | None:
         """Type of the saved elements, or None when this kind wasn't saved."""
@@ -121,6 +122,15 @@ def load_engine(ds: Any, saved: Saved) -> None:
         # Small weights stay gathered under ZeRO-3: gather them anew from the partitions just filled.
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
+
+
+def load_beside(beside: Mapping[str, Tensor], saved: Saved) -> list[str]:
+    """Fill the tensors beside the engine; names of those that were not saved. Raises Damaged."""
+    with torch.no_grad():
+        missing = [name for name in beside if saved.dtype(name, BESIDE) is None]
+        for name in beside.keys() - set(missing):
+            saved.read(name, BESIDE, 0, beside[name].detach().view(-1))
+    return missing
 
 
 def load_states(folder: Path, manifest: Manifest, rank: int, world_size: int) -> Restored:

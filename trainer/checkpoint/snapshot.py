@@ -21,7 +21,7 @@ from trainer.checkpoint.archive import Archive, lay_out
 from trainer.checkpoint.buffers import HostBuffer
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.filling import Filled
-from trainer.checkpoint.fragments import WEIGHT, Fragment, fragments, shapes, zero_stage
+from trainer.checkpoint.fragments import BESIDE, WEIGHT, Fragment, fragments, shapes, zero_stage
 
 CHUNK = 16 << 20
 NICENESS = 10
@@ -29,6 +29,7 @@ TELL_EVERY = 64 << 20
 """Bytes after which the writer is told that there is more."""
 COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 """Of DeepSpeed's engine."""
+BESIDE_FILE = "state/beside.pt"
 _PAGE = 4096
 Span = tuple[int, int, str, int, str]
 """A saved tensor: address, bytes, file, offset in it, device."""
@@ -97,10 +98,14 @@ class Captured:
 
 
 class Planner:
-    """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved."""
+    """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved.
 
-    def __init__(self, ds: Any, rank: int) -> None:
+    ``beside``: more tensors by name, the same on every rank; rank 0 saves them. They too rest until they are copied.
+    """
+
+    def __init__(self, ds: Any, rank: int, beside: Mapping[str, Tensor] | None = None) -> None:
         self._ds, self._rank, self._capturer = ds, rank, capture.Capturer(ds)
+        self._beside = dict(beside or {}) if rank == 0 else {}
         self._spans: list[Span] = []
         self._places = "[]"
 
@@ -110,9 +115,12 @@ class Planner:
         if self._rank == 0:
             own |= {"state/global.safetensors": state.encode(global_state), "latest": tag_of(step).encode()}
             own |= capture.scripts()
+        states = self._capturer.capture(tag_of(step))
+        if self._beside:
+            states[BESIDE_FILE] = self._beside
         return Captured(
             step,
-            self._capturer.capture(tag_of(step)),
+            states,
             own,
             {name: getattr(self._ds, name) for name in COUNTERS},
             {b.data_ptr(): b.detach().clone() for b in self._capturer.buffers()},
@@ -138,7 +146,7 @@ class Planner:
             if leaf.nbytes and leaf.tensor.is_contiguous()
         ]
         if spans != self._spans:
-            self._places = json.dumps(_rows(self._ds, self._rank, sorted(spans)))
+            self._places = json.dumps(_rows(self._ds, self._rank, sorted(spans), self._beside))
             self._spans = spans
         full = {name: list(shape) for name, shape in shapes(self._ds).items()} if self._rank == 0 else {}
         rest = json.dumps({"shapes": full, "counters": counters})
@@ -176,11 +184,12 @@ def fill(plan: Plan, buffer: HostBuffer, filled: Filled, stream: Any = None) -> 
     filled.advance(plan.size)
 
 
-def _rows(ds: Any, rank: int, spans: list[Span]) -> list[list[Any]]:
+def _rows(ds: Any, rank: int, spans: list[Span], beside: Mapping[str, Tensor]) -> list[list[Any]]:
     """Each fragment and its place in a file, from the sorted ``spans``."""
     starts = [span[0] for span in spans]
     rows, missing = [], []
-    for fragment in fragments(ds):
+    more = [Fragment(name, BESIDE, 0, tensor.detach().view(-1)) for name, tensor in beside.items()]
+    for fragment in [*fragments(ds), *more]:
         place = _place(fragment, spans, starts)
         if place is None:
             missing.append(fragment)
@@ -207,7 +216,7 @@ def _require_complete(ds: Any, rank: int, rows: list[list[Any]], missing: list[F
     for fragment in missing:
         if fragment.kind == WEIGHT and ((rank > 0 and stage < 3) or (fragment.name, "fp32") in have):
             continue
-        if stage == 0 and rank > 0:
+        if stage == 0 and rank > 0 and fragment.kind != BESIDE:
             continue
         raise RuntimeError(f"DeepSpeed's checkpoint lacks {fragment.kind} of {fragment.name}: this version is unknown")
 

@@ -23,6 +23,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *budget_checks(config),
         *violations(sizes_of(config)),
         *_engine(config),
+        *_reference(config),
         *_machines(config),
         *_resuming(config),
     ]
@@ -144,6 +145,16 @@ def _engine(config: Config) -> Iterator[str]:
     steps = actor.bucket_boundaries
     if any(b <= a for a, b in pairwise(steps)):
         yield f"{_ACTOR}.bucket_boundaries={steps} must rise; set {sorted(set(steps))}"
+
+
+def _reference(config: Config) -> Iterator[str]:
+    used = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    interval = config.actor_rollout_ref.ref.ema_interval
+    if interval is not None and not (used and config.trainer.mode == "rl"):
+        yield (
+            f"actor_rollout_ref.ref.ema_interval={interval}, but no reference is used: "
+            f"set {_ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or ema_interval=null"
+        )
 
 
 def _machines(config: Config) -> Iterator[str]:

@@ -93,7 +93,13 @@ def kv_bytes(shape: ModelShape, width: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_size * width
 
 
-def checkpoint_bytes(shape: ModelShape, *, precision: Literal["fp32", "bf16"], zero_stage: int) -> int:
-    """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of all ranks."""
+def checkpoint_bytes(
+    shape: ModelShape, *, precision: Literal["fp32", "bf16"], zero_stage: int, reference: bool = False
+) -> int:
+    """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of all ranks.
+
+    ``reference``: and a reference that follows the policy.
+    """
     half = precision == "bf16"
-    return shape.params * ((2 if half else 4) + 8 + (4 if half or zero_stage >= 1 else 0))
+    width = 2 if half else 4
+    return shape.params * (width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0))

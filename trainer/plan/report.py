@@ -136,7 +136,12 @@ def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -
 
 def _checkpoint(config: Config, words: Words, shape: ModelShape) -> Iterator[tuple[str, str]]:
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    size = memory.checkpoint_bytes(shape, precision=planned(actor.mixed_precision), zero_stage=actor.zero_stage)
+    size = memory.checkpoint_bytes(
+        shape,
+        precision=planned(actor.mixed_precision),
+        zero_stage=actor.zero_stage,
+        reference=config.actor_rollout_ref.ref.ema_interval is not None,
+    )
     seconds = size / (words.write_gb_s * 1e9)
     need = seconds * trainer.checkpoint.save_margin
     fits = "fits" if need <= trainer.grace_period_s else "DOES NOT FIT: raise the grace period or write faster"

@@ -13,6 +13,7 @@ from trainer.parallel.exchange import gather
 from trainer.steps.context import Context
 from trainer.steps.experience import experience_metrics, to_batch
 from trainer.steps.forward import log_prob_column
+from trainer.steps.reference import follow
 from trainer.steps.stow import Stowage, stow
 from trainer.steps.update import Update, update
 
@@ -112,7 +113,7 @@ def update_policy(ctx: Context, batch: Batch, step: int) -> tuple[list[Update], 
         done.append(update(ctx.engine, mini, ctx.objective, ctx.stowage, ctx.cost, lr=lr, max_norm=max_norm))
         if (lowered := done[-1].lowered) is not None:
             ctx.lower_budgets(lowered)
-    return done, update_metrics(ctx, done, lr=lr, max_norm=max_norm)
+    return done, update_metrics(ctx, done, lr=lr, max_norm=max_norm) | follow(ctx, step)
 
 
 def scheduled_lr(ctx: Context, step: int) -> float:

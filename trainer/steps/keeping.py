@@ -25,6 +25,7 @@ from trainer.errors import DISK_FULL, UserError
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
+from trainer.steps.reference import reference_state
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
 from trainer.steps.validate import VALIDATION_METRICS
 from trainer.tracking.banner import versions
@@ -76,6 +77,7 @@ class Keeper:
             config_hash=config_hash(ctx.config),
             local_world_size=ctx.info.local_world_size,
             group=ctx.world.cpu_group if ctx.world.size > 1 else None,
+            beside=reference_state(ctx),
         )
         ctx.engine.before_step = self._store.before_step
         self.notes = [] if metric is None else hints(trainer, metric, ctx.total_steps)
@@ -178,7 +180,10 @@ class Keeper:
         trainer, world = self._ctx.config.trainer, self._ctx.world
         settings, local = self._ctx.engine.settings, self._ctx.info.local_world_size
         whole = checkpoint_bytes(
-            self._ctx.loaded.shape, precision="bf16" if settings.bf16 else "fp32", zero_stage=settings.zero_stage
+            self._ctx.loaded.shape,
+            precision="bf16" if settings.bf16 else "fp32",
+            zero_stage=settings.zero_stage,
+            reference=bool(reference_state(self._ctx)),
         )
         measured = newest(self._ctx.run_dir / METRICS_FILE, "ckpt/write_gbps")
         speed = ASSUMED_BYTES_PER_S if measured is None else measured * 1e9 * local

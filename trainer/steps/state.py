@@ -1,7 +1,7 @@
 """What a checkpoint holds beside weights, optimizer and schedule: one line for each part of a run that has a state.
 
-Rollouts need none: their random numbers come from (seed, step, prompt, sample) alone. A frozen reference is the model
-that the run began with.
+Rollouts need none: their random numbers come from (seed, step, prompt, sample) alone. A reference that moves is saved
+as tensors beside the engine's (``trainer.steps.reference``).
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Actor(Section):
 
 
 class Ref(Section):
-    """``actor_rollout_ref.ref``: the frozen reference policy."""
+    """``actor_rollout_ref.ref``: the reference policy: frozen, or following the policy."""
 
     log_prob_use_dynamic_bsz: bool
     """Cut its micro-batches by tokens."""
@@ -125,3 +125,7 @@ class Ref(Section):
     """Most tokens of a forward-only micro-batch of a rank."""
     log_prob_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
+    ema_interval: Count | None
+    """Move the reference towards the policy each so many steps. null: it stays the model that the run began with."""
+    ema_decay: Share
+    """What it keeps of itself then: ref <- decay ref + (1 - decay) policy. 0: it becomes the policy."""
