@@ -23,6 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 LAZY = (
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
@@ -135,7 +138,7 @@ def main() -> None:
 
     for name in LAZY:
         importlib.import_module(name)
-
+    _ = sys.modules["deepspeed.ops"].__compatible_ops__  # tries compilers: once, not in every rank
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of what is loaded here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: the test sees a dead rank disappear at once
