@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.tracking.jsonl import MetricsFile, by_step, read_metrics, to_plain
+from trainer.tracking.jsonl import MetricsFile, by_step, newest, read_metrics, to_plain
 
 
 def write(path: Path, steps: range, steps_done: int) -> MetricsFile:
@@ -87,3 +87,13 @@ def test_later_lines_of_a_step_win(tmp_path: Path) -> None:
 def test_the_record_is_private(tmp_path: Path) -> None:
     MetricsFile(tmp_path / "m", 0).close()
     assert (tmp_path / "m").stat().st_mode & 0o077 == 0
+
+
+def test_the_newest_number_of_a_name(tmp_path: Path) -> None:
+    assert newest(tmp_path / "m", "a") is None
+    file = MetricsFile(tmp_path / "m", 0)
+    for record in ({"step": 1, "a": 1}, {"step": 2, "a": 2.5, "b": "words"}, {"step": 3, "c": 1}):
+        file.append(record)
+    (tmp_path / "m").write_text((tmp_path / "m").read_text() + '{"step": 4, "a": 9')
+    assert newest(tmp_path / "m", "a") == 2.5 and newest(tmp_path / "m", "b") is None
+    assert newest(tmp_path / "m", "a", tail_bytes=30) is None

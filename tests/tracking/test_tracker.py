@@ -46,6 +46,14 @@ def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(tmp_path: Path) ->
     assert [r["step"] for r in comparable("whole")] == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_is_only_recorded_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = make(tmp_path)
+    assert tracker.record(3, {"ckpt/write_s": torch.tensor(0.5)}) == {"ckpt/write_s": 0.5}
+    tracker.close(0)
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["step"] == 3 and line["ckpt/write_s"] == 0.5 and capsys.readouterr().out == ""
+
+
 def test_only_rank_0_leaves_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = make(tmp_path, ("console", "wandb"), rank=1)
     tracker.log(1, {"a": 1.0})
