@@ -13,7 +13,7 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.checkpoint.power import Machine
 from tests.checkpoint.shims import TraceDisk
-from trainer.checkpoint import commit, manifest
+from trainer.checkpoint import commit, finding, manifest
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.manifest import Damaged, Manifest
@@ -140,3 +140,32 @@ def test_the_model_matches_the_real_disk(tmp_path: Path) -> None:
         for p in (tmp_path / "recorded").rglob("*")
     }
     assert tree == real
+
+
+def gone_back(tmp_path: Path, without: int | None = None) -> list[str]:
+    """What is wrong in any state after a power cut while the run leaves step 3 behind and goes on from step 2."""
+    disk, root = record(tmp_path), tmp_path / "recorded"
+    before, disk._without = len(disk.trace), None if without is None else disk.fsyncs + without
+    commit.set_aside(disk, root, after=2)
+    finding.note_resumed_from(disk, root, "here")
+    machine, found = Machine(root), []
+    for number, op in enumerate(disk.trace):
+        if op.kind != "mark":
+            machine.run(op)
+        for tree in machine.outcomes(random.Random(0), 4000) if number >= before else ():
+            named = tree.get(commit.LATEST)
+            if not _whole(tree, "step_2") or (named is not None and not _whole(tree, named.decode().strip())):
+                found.append(f"latest names {named!r}")
+            note = tree.get(finding.RESUMED)
+            if note is not None and (note != b"here" or "step_3" in tree):
+                found.append("it would go on from the step that it left")
+    return found
+
+
+def test_going_back_survives_a_power_cut(tmp_path: Path) -> None:
+    assert gone_back(tmp_path) == []
+
+
+@pytest.mark.parametrize("without", range(3))
+def test_going_back_needs_its_fsyncs(tmp_path: Path, without: int) -> None:
+    assert gone_back(tmp_path, without), f"fsync number {without} makes no difference: remove it, or test it"
