@@ -70,6 +70,7 @@ def test_the_logits_never_exist_whole(entropy: bool) -> None:
 def test_default_chunk_bounds_the_logits() -> None:
     assert default_chunk(512) == 4096
     assert default_chunk(151_936) == 220
+    assert default_chunk(49_152, "cpu") == 170
     assert default_chunk(10**7) == 64
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHUNK_ELEMENTS = 2**25
-"""Logits held at once: 128 MiB of float32."""
+CHUNK_ELEMENTS = {"cuda": 2**25, "cpu": 2**23}
+"""Logits held at once by kind of device: 128 MiB of float32; a CPU is busy with less."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def _logits(hidden: Tensor, weight: Tensor, request: HeadRequest, part: slice) -
     return z if request.temperature == 1.0 else z.div_(request.temperature)
 
 
-def default_chunk(vocabulary: int) -> int:
+def default_chunk(vocabulary: int, device: str = "cuda") -> int:
     """Tokens of a chunk: as many as :data:`CHUNK_ELEMENTS` allow, between 64 and 4,096."""
-    return max(64, min(4096, CHUNK_ELEMENTS // max(vocabulary, 1)))
+    return max(64, min(4096, CHUNK_ELEMENTS[device] // max(vocabulary, 1)))
 
 
 def make_token_head(head: nn.Module) -> TokenHead:

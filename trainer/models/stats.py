@@ -34,8 +34,8 @@ def token_stats(
     """Log-probs (and entropies) of ``packed``'s targets under softmax(logits / temperature), differentiable.
 
     ``model`` comes from :func:`trainer.models.load_model`; ``forward`` is called in its place when an engine wraps it.
-    At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25 logits). The result lies on the model's
-    device.
+    At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25 logits, 2**23 on a CPU). The result
+    lies on the model's device.
 
     Raises :class:`UserError` when a token id is past the vocabulary.
     """
@@ -48,9 +48,8 @@ def token_stats(
     if model.training != torch.is_grad_enabled():
         model.train(torch.is_grad_enabled())
     packed = packed.to(model.device)  # type: ignore[arg-type]
-    request = HeadRequest(
-        packed.sources, packed.target_ids, temperature, entropy, chunk_tokens or default_chunk(vocabulary)
-    )
+    chunk = chunk_tokens or default_chunk(vocabulary, packed.sources.device.type)
+    request = HeadRequest(packed.sources, packed.target_ids, temperature, entropy, chunk)
     with head.answering(request):
         out: Tensor = (forward or model)(
             input_ids=packed.input_ids,

@@ -60,8 +60,9 @@ def workers_hint(num_workers: int, ranks_on_node: int, cores: int, marks: Waterm
         return None
     fitting = int(marks.worker_share * cores) // ranks_on_node
     return (
-        f"data.num_workers={num_workers} on {ranks_on_node} rank(s) makes {workers} workers for {cores} cores "
-        f"(watermark {marks.worker_share:.0%}): they take time from the step. Set data.num_workers={fitting}."
+        f"data.num_workers={num_workers} on {ranks_on_node} rank(s) asks for {workers} workers on {cores} cores "
+        f"(watermark {marks.worker_share:.0%}); one a core is started, which takes time from the step. "
+        f"Set data.num_workers={fitting}."
     )
 
 
