@@ -23,6 +23,11 @@ BUDGET_OF = {
 }
 """The budget each cause draws on. A cause that is missing here is never queued again."""
 
+RUNNING = ("RUNNING", "SIGNALING", "STOPPED")
+"""States of a job that Slurm has not taken from us. SIGNALING: its USR2 is still on the way to some process, while the
+ranks have saved and left already.
+"""
+
 EARLY_S = 60
 """Slurm may send ``--signal`` up to 60 s before the time that was asked for (sbatch(1))."""
 
@@ -61,7 +66,7 @@ def cause_of(end: Ending) -> str:
     if end.exit_code == EXIT_BAD_NODE:
         return BAD_NODE
     stopping = end.exit_code == EXIT_REQUEUE or end.exit_code in KILLED_BY or end.asked_by is not None
-    taken = slurm.get("JobState", "RUNNING") != "RUNNING"  # Slurm is ending the job itself
+    taken = slurm.get("JobState", "RUNNING") not in RUNNING  # Slurm is ending the job itself
     if slurm.get("JobState") == "OUT_OF_MEMORY" or (slurm.get("Reason") == "OutOfMemory"):
         return OUT_OF_MEMORY
     if not stopping and not taken:

@@ -97,6 +97,17 @@ def _is_worker(process: Path, run: Path) -> bool:
     return b"tests.jobs.standin" in words and str(run).encode() in words
 
 
+@pytest.mark.parametrize("state", ["SIGNALING", ""])
+def test_a_job_that_slurm_has_not_taken_is_queued_again(lab: Lab, state: str) -> None:
+    """Its signal is still on the way to some process, or the controller doesn't answer for a moment."""
+    lab.launch([point(0)])
+    (lab.fake / "job").write_text(f"JobState={state} Restarts=0 PreemptTime=None" if state else "")
+    process = lab.start(STANDIN_STEP_S="0.05")
+    _stop_when_at_step(lab.run, 2)
+    assert process.wait(timeout=60) == 85
+    assert attempts(lab.run)[0]["cause"] == "signalled" and calls(lab.fake) == "scontrol requeue 100_0\n"
+
+
 def test_slurm_that_took_the_job_itself_is_not_asked_again(lab: Lab) -> None:
     lab.launch([point(0)])
     (lab.fake / "job").write_text("JobState=COMPLETING Restarts=1 PreemptTime=None")

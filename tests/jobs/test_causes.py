@@ -50,6 +50,9 @@ LATE = {"elapsed_s": 3500.0, "limit_s": 3600.0, "signal_delay_s": 120.0}
         ("cancelled", Ending(exit_code=85, slurm={"JobState": "COMPLETING", "Restarts": "0"}, limit_s=3600)),
         ("out_of_memory", Ending(exit_code=137, slurm={"JobState": "OUT_OF_MEMORY"})),
         ("error", Ending(exit_code=137, slurm=RUNNING)),
+        # Ranks that save within the blink in which Slurm's signal is still on its way.
+        ("signalled", Ending(exit_code=85, slurm=RUNNING | {"JobState": "SIGNALING"}, limit_s=3600)),
+        ("timeout", Ending(exit_code=85, slurm=RUNNING | {"JobState": "SIGNALING"}, **LATE)),
         ("signalled", Ending(exit_code=85, slurm=None, elapsed_s=5, limit_s=3600)),
     ],
 )

@@ -34,6 +34,16 @@ MASTER_ADDR=$(timeout 20 scontrol show node "$(scontrol show hostnames "$SLURM_J
 export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1         # neither ~/.local nor the current folder may shadow the snapshot
 cd "$RUN" || exit 1
 
+requeue() {
+  local pause words
+  for pause in 0 5 15 30; do
+    sleep "$pause"
+    words=$(timeout 20 scontrol requeue "$JOB" 2>&1) && return
+    case $words in *contact* | *"imed out"* | "") ;; *) break ;; esac                         # a controller may come back
+  done
+  echo "plimsoll: scontrol requeue $JOB failed: $words; use python -m jobs resubmit" >&2
+}
+
 finish() {                       # finish EXIT_CODE: note the attempt, then queue the job again or stop
   trap '' TERM USR2 CONT
   local code=$1 seen state answer verdict cause nodes
@@ -43,10 +53,11 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
   [ "$code" != 85 ] || [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ] || answer="requeue unknown -"    # if the next line fails
   answer=$(record end "$RUN" --exit-code "$code" --evidence "$seen" --bad-node "$BAD_NODE" || echo "$answer")
   read -r verdict cause nodes <<< "$answer"
-  if [ "$verdict" = requeue ] && { [ "$state" = RUNNING ] || [ "$cause" = timeout ]; }; then   # else Slurm did it already
-    timeout 20 scontrol requeue "$JOB" || echo "plimsoll: scontrol requeue $JOB failed; use python -m jobs resubmit" >&2
-    [ "$nodes" = - ] || timeout 20 scontrol update JobId="$JOB" ExcNodeList="$nodes"           # only a pending job takes it
-  fi
+  case $verdict:$state:$cause in                  # in any other state Slurm has queued it again itself
+    requeue:RUNNING:* | requeue:SIGNALING:* | requeue:STOPPED:* | requeue::* | requeue:*:timeout)
+      requeue
+      [ "$nodes" = - ] || timeout 20 scontrol update JobId="$JOB" ExcNodeList="$nodes" ;;       # only a pending job takes it
+  esac
   exit "$code"
 }
 
