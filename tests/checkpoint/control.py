@@ -11,27 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoint.gate import GATE
 from tests.checkpoint.programs import checkpointer
 from tests.checkpoint.tiny import full_state, join, make_engine, train_step
 from trainer.checkpoint import commit, manifest
 from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.errors import UserError
-
-GATE = "PLIMSOLL_GATE"
-
-
-class GateDisk(Disk):
-    """Writes nothing until the gate is open; fails when ``fail`` stands on it."""
-
-    def write(self, path: Path, data: memoryview) -> Any:
-        gate, until = Path(os.environ[GATE]), time.monotonic() + 30
-        while not gate.exists() and time.monotonic() < until:
-            time.sleep(0.002)
-        if gate.read_text() == "fail":
-            raise OSError(28, "No space left on device")
-        return super().write(path, data)
 
 
 def keep_best(rank: int, size: int, run: str, store: str) -> None:
@@ -63,7 +49,7 @@ def numbers(rank: int, size: int, run: str, store: str) -> None:
     logging.getLogger("trainer.checkpoint").addHandler(handler)
     world = join(rank, size, Path(store))
     engine = make_engine(world)
-    keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.control:GateDisk")
+    keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.gate:GateDisk")
     now = keeper.metrics()
     assert {k: v for k, v in now.items() if k != "ckpt/age_s"} == {
         "ckpt/failures": 0, "ckpt/stall_s": 0, "ckpt/last_committed_step": -1, "ckpt/in_flight": 0,

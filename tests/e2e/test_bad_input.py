@@ -91,7 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_no_work(small_disk: Path) -> None:
     """The checkpoint finds no room: one message; with room, the same command ends the run."""
-    run, given = small_disk / "run", [*SFT, "trainer.total_training_steps=2", "trainer.export_hf=false"]
+    run, given = small_disk / "run", [*SFT, "trainer.total_training_steps=2"]
     screen = finish(run, *given, code=2)
     assert "Traceback" not in screen
     assert "No space left on device" in screen.splitlines()[-1] and screen.count("Error:") == 1

@@ -28,7 +28,7 @@ from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.meeting import Meeting
 from trainer.checkpoint.mirror import Mirror, fetch_newer
 from trainer.checkpoint.numbers import Numbers
-from trainer.checkpoint.restore import Restored, Saved, load_beside, load_engine, load_states
+from trainer.checkpoint.restore import Restored, Saved, load_beside, load_engine, load_states, settle
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot import Captured, Plan, Planner, fill
 from trainer.checkpoint.writing import WriterClient
@@ -149,6 +149,7 @@ class Checkpointer:
                 continue
             if error is not None:
                 raise error
+            settle(self._ds)
             if missing:
                 log.warning("%s lacks %s, which stay as they are", folder, ", ".join(missing[:3]))
             self._numbers.put(last_committed_step=float(manifest.step))

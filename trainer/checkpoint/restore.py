@@ -110,7 +110,9 @@ class Saved:
 
 
 def load_engine(ds: Any, saved: Saved) -> None:
-    """Weights, master copies, optimizer states and counters of this rank. Raises UserError when it is another model."""
+    """Weights, master copies, optimizer states and counters of this rank. Raises UserError when it is another model,
+    Damaged when some of it can't be read; no rank waits for another.
+    """
     _same_model(shapes(ds), saved)
     with torch.no_grad():
         for fragment in fragments(ds, saved.optimizer_kinds):
@@ -118,6 +120,10 @@ def load_engine(ds: Any, saved: Saved) -> None:
                        fragment.tensor)  # fmt: skip
     for name, value in saved.counters.items():
         setattr(ds, name, value)
+
+
+def settle(ds: Any) -> None:
+    """After ``load_engine`` has succeeded on every rank. Collective."""
     if zero_stage(ds) == 3 and (persistent := list(getattr(ds.optimizer, "persistent_parameters", []))):
         # Small weights stay gathered under ZeRO-3: gather them anew from the partitions just filled.
         persistent[0].partition(persistent)
