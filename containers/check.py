@@ -36,7 +36,7 @@ def problems(locked: Path, imported: Sequence[str] = IMPORTED, tools: Sequence[s
             importlib.import_module(name)
         except Exception as error:  # whatever a broken package raises is worth a line
             found.append(f"import {name}: {type(error).__name__}: {error}")
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch") if "torch" in imported else None
     cuda, runtime = getattr(getattr(torch, "version", None), "cuda", None), wanted.get("nvidia-cuda-runtime", "")
     if torch is not None and (not cuda or cuda.split(".")[0] != runtime.split(".")[0]):
         found.append(f"torch is built for CUDA {cuda}, locked is the runtime {runtime or 'of none'}")
