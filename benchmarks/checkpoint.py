@@ -9,8 +9,9 @@ minute of the machine falls on all of them; what each has written is deleted bef
 Per way: ``stall_s``, what its calls held up the step in which a save began (the call itself, and what was left to wait
 for before the optimizer step); ``longer_s``, how much longer that step took than those without a save, which includes
 the cores and the memory it took away; ``total_s``, from the call until all was written, with nothing else running;
-``behind_s``, the same while training went on; ``slowdown``, steps that ran wholly while it wrote against those without
-a save. All are medians over the rounds. ``memcpy`` copies the same tensors into memory that is already there.
+``behind_s``, the same while training went on; ``slowdown``, short steps
+that ran wholly while it wrote, its copy being over, as multiples of one before the save. All are medians over the
+rounds. ``memcpy`` copies the same tensors into memory that is already there.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ BUDGET_S = 420.0
 """No further round begins that would not end by then."""
 OURS_PER_ROUND = 2
 """Ours has the most bars to hold, so it is measured more often."""
-TOKENS = 64
+TOKENS, FEW_TOKENS = 64, 8
 STALL_BAR, SLOWDOWN_BAR, DISK_BAR = 0.10, 1.10, 0.70
 DD_BLOCK = 8 << 20
 Arrays = list[np.ndarray]
@@ -76,10 +77,11 @@ class Loop:
         self.engine = Engine(model, settings, world)
         self.ids = torch.randint(0, shape["vocab_size"], (1, TOKENS))
 
-    def step(self, before_step: Callable[[], None] = lambda: None) -> None:
+    def step(self, before_step: Callable[[], None] = lambda: None, tokens: int = TOKENS) -> None:
+        ids = self.ids[:, :tokens]
         with torch.no_grad():
-            self.engine.module(self.ids)
-        loss = self.engine.forward(self.ids, labels=self.ids).loss
+            self.engine.module(ids)
+        loss = self.engine.forward(ids, labels=ids).loss
         self.engine.backward(loss)
         self.engine.before_step = before_step
         self.engine.step(lr=1e-6, max_norm=1.0)
@@ -119,13 +121,23 @@ def in_a_step(loop: Loop, saver: Saver, times: Times, number: int) -> None:
     times.add("save step", saver.name, perf_counter() - began)
     times.add("stall", saver.name, sum(held))
     while saver.busy():
-        seconds = timed(loop.step)
-        if saver.busy():
-            times.add("step while writing", saver.name, seconds)
+        loop.step()
     saver.wait()
     times.add("behind", saver.name, saver.ended - began)
     if saver.blocks:
         times.add("total", saver.name, saver.ended - began)
+
+
+def beside(loop: Loop, saver: Saver, times: Times, number: int) -> None:
+    """Short steps that lie wholly beside the writing, as multiples of one without."""
+    plain = timed(lambda: loop.step(tokens=FEW_TOKENS))
+    saver.save(number)
+    saver.before_step()
+    while saver.busy():
+        seconds = timed(lambda: loop.step(tokens=FEW_TOKENS))
+        if saver.busy():
+            times.add("slowdown", saver.name, seconds / plain)
+    saver.wait()
 
 
 def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
@@ -137,8 +149,8 @@ def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
 
 
 def measure_saver(loop: Loop, saver: Saver, times: Times, number: int) -> None:
-    for where, action in (("behind", in_a_step), ("alone", alone)):
-        if saver.blocks and action is alone:
+    for where, action in (("behind", in_a_step), ("alone", alone), ("beside", beside)):
+        if saver.blocks and action is not in_a_step:
             continue
         action(loop, saver, times, number)
         if isinstance(saver, Ours):
@@ -161,7 +173,7 @@ def one_round(loop: Loop, savers: list[Saver], times: Times, turn: int, sources:
     times.add("total", "dd", dd(savers[0].folder, sum(s.nbytes for s in sources)))
     for saver in savers:
         for again in range(OURS_PER_ROUND if isinstance(saver, Ours) else 1):
-            measure_saver(loop, saver, times, 4 * turn + 2 * again + 1)
+            measure_saver(loop, saver, times, 10 * turn + 4 * again + 1)
 
 
 def settle(folder: Path) -> None:
@@ -225,7 +237,7 @@ def fill(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None
         row = {"way": name, "stall_s": "-", "longer_s": "-", "total_s": total, "behind_s": "-", "slowdown": "-"}
         report.add(**row, fsync=synced, checksums="-")
     for saver in savers:
-        slow = times.median("step while writing", saver.name) / plain
+        slow = times.median("slowdown", saver.name)
         report.add(
             way=saver.name,
             stall_s=times.median("stall", saver.name),
