@@ -122,7 +122,9 @@ def test_without_slurm_on_this_machine(run: Entry, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("pid", "shift", "state"), [(os.getpid(), 0, "RUNNING"), (os.getpid(), 1, "LOST"), (2**22 + 1, 0, "LOST")]
+    ("pid", "shift", "state"),
+    [(os.getpid(), 0, "RUNNING"), (os.getpid(), 1, "LOST"), (2**22 + 1, 0, "LOST")],
+    ids=["alive", "another by that number", "gone"],  # the same in every process of the suite
 )
 def test_a_local_run_lives_as_long_as_its_process(run: Entry, pid: int, shift: int, state: str) -> None:
     entry = Entry(**{**vars(run), "job": "local"})
