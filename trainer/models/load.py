@@ -58,7 +58,8 @@ def load_model(
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's vocabulary of "
-            f"{config.vocab_size}"
+            f"{config.vocab_size}: give the tokenizer it was trained with, or resize its embeddings "
+            "(model.resize_token_embeddings) and save it again"
         )
     model = _weights(source, path, config, dtype)
     prepare_model(model)
