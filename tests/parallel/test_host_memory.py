@@ -1,13 +1,15 @@
-"""Freed memory goes back."""
+"""Freed memory goes back; workers inherit no weights."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from trainer.parallel.host_memory import trim_host_memory
+from trainer.parallel.host_memory import ALWAYS_MAPPED, keep_from_children, trim_host_memory
 
 BLOCK, COUNT = 1 << 16, 4096
 
@@ -25,3 +27,27 @@ def test_freed_blocks_return_to_the_system() -> None:
     del kept
     trim_host_memory()
     assert holding - resident() > BLOCK * COUNT // 2 and len(last) == BLOCK
+
+
+def mapped(address: int) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(x, 16) for x in line.split()[0].split("-"))
+        if first <= address < last:
+            return True
+    return False
+
+
+def inherited(tensor: torch.Tensor) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(int(mapped(tensor.data_ptr() + tensor.nbytes // 2)))
+    return bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def test_a_forked_worker_has_no_weights() -> None:
+    weights, other = torch.ones(ALWAYS_MAPPED // 4), torch.ones(ALWAYS_MAPPED // 4)
+    small = torch.ones(16)  # shares its pages with whatever else the process holds
+    assert inherited(weights)
+    keep_from_children([weights[:100], small])
+    assert not inherited(weights) and inherited(other) and inherited(small)
+    assert float(weights.sum()) == weights.numel()

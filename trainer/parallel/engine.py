@@ -13,7 +13,7 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from trainer.parallel.host_memory import trim_host_memory
+from trainer.parallel.host_memory import keep_from_children, trim_host_memory
 from trainer.parallel.world import World
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it sets its own level when imported
@@ -81,6 +81,8 @@ class Engine:
         self.before_step: Callable[[], None] = lambda: None
         """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
+        self._private = 0  # states of the optimizer that worker processes don't inherit
+        self._keep_private()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model through DeepSpeed. Passes that will see a ``backward`` have to go this way: ZeRO-3 counts the
@@ -124,8 +126,18 @@ class Engine:
             self.ds.optimizer.clip_grad = max_norm
             self.ds.step()
             norm = float(self.ds.get_global_grad_norm())
+        self._keep_private()
         applied = bool(self.ds.was_step_applied())
         return StepResult(norm if applied else float("nan"), applied)
+
+    def _keep_private(self) -> None:
+        """Weights, masters and moments, as soon as they are there: a worker that is forked needs none of them."""
+        inner = self.optimizer if self._guarded else self.ds.optimizer.optimizer
+        if self._private == 0 or len(inner.state) != self._private:
+            self._private = len(inner.state)
+            held = [p for group in inner.param_groups for p in group["params"]]
+            states = [v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor)]
+            keep_from_children(t.detach() for t in [*self.module.parameters(), *held, *states])
 
     def discard(self) -> None:
         """Forget the gradients gathered since the last step."""
