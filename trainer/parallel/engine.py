@@ -43,6 +43,8 @@ class StepResult:
     """False when the gradient was not finite: the weights are as before."""
 
 
+TRIM_FROM = 32_000_000
+"""Parameters from which freed host memory is given back before each optimizer step."""
 BUCKET = 50_000_000
 """Elements of one collective: enough for a link's full speed, 100 MB in bf16."""
 
@@ -81,6 +83,7 @@ class Engine:
         self.before_step: Callable[[], None] = lambda: None
         """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
+        self._large = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) >= TRIM_FROM
         self._private = 0  # states of the optimizer that worker processes don't inherit
         self._keep_private()
 
@@ -117,7 +120,7 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.before_step()
-        trim_host_memory()
+        self.trim()
         if self._guarded:
             self.optimizer.max_norm = max_norm
             self.ds.step()
@@ -155,6 +158,11 @@ class Engine:
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
+            self.trim()
+
+    def trim(self) -> None:
+        """Give freed host memory back, where the model is so large that it counts: taking it again costs time too."""
+        if self._large:
             trim_host_memory()
 
     @contextmanager

@@ -10,7 +10,6 @@ import torch
 
 from trainer.data import Batch, Example
 from trainer.parallel.engine import Engine
-from trainer.parallel.host_memory import trim_host_memory
 from trainer.rewards import RewardRequest, Score, Scorer
 from trainer.rollout import RolloutEngine, Sample
 from trainer.tracking import Timers
@@ -57,7 +56,7 @@ class Sampler:
         ids = [(first + number) * self.n + k % self.n for k, number in enumerate(numbers)]
         with timers(self.timer + "gen"), engine.whole_weights():
             samples = self.generator.generate([examples[i].prompt_ids for i in numbers], ids, self.seed, step)
-        trim_host_memory()
+        engine.trim()
         with timers(self.timer + "reward"):
             texts = self.tokenizer.batch_decode([s.response_ids for s in samples], skip_special_tokens=True)
             scores = self.scorer.score([_request(examples[i], text) for i, text in zip(numbers, texts, strict=True)])
