@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.causes import BAD_NODE, NODE_FAILURE, PREEMPTED, Ending, cause_of, cause_of_lost, decide, parse_show_job
-from jobs.records import append_line, attempts, last_attempt, log_folder, newest_write, read_json, write_json
+from jobs.records import append_line, attempts, newest_write, write_json
 from jobs.slurm import seconds
+from trainer.run_folder import last_attempt, log_folder, read_json
 
 ASKED_BY = ("USR2", "TERM", "INT", "TIME")
 """What the trainer's ``exit.json`` may name: a signal, or the job's end time coming near."""

@@ -13,12 +13,13 @@ from jobs import ledger
 from jobs.launch import states_of
 from jobs.ledger import Entry
 from jobs.plan import FAILED
-from jobs.records import last_attempt, note_cancelled
+from jobs.records import note_cancelled
 from jobs.select import select
 from jobs.slurm import Slurm
 from jobs.state import STATES, RunState
 from jobs.table import console_of, table_of
 from trainer.errors import UserError, nearest
+from trainer.run_folder import last_attempt
 
 
 def _entries(given: Namespace) -> list[Entry]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.table import Table
 
 from jobs.ledger import Entry
-from jobs.records import read_lines
 from jobs.table import varying_of
 from trainer.errors import UserError, nearest
+from trainer.run_folder import read_lines
 
 USUAL = ("critic/rewards/mean", "val/reward/mean", "actor/pg_loss", "train/loss", "perf/throughput", "timing_s/step")
 

@@ -13,9 +13,10 @@ from jobs.causes import budgets_from
 from jobs.ledger import Entry
 from jobs.options import SlurmOptions
 from jobs.plan import Batch, Job
-from jobs.records import read_json, write_json
+from jobs.records import write_json
 from jobs.runtime import CACHES, Place, binds_of, task_script
 from trainer.config import freeze
+from trainer.run_folder import read_json
 
 
 def new_launch() -> str:

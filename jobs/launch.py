@@ -19,6 +19,7 @@ from jobs.shape import shape_of
 from jobs.signature import signature_of
 from jobs.slurm import Slurm
 from jobs.state import ALIVE, RunState, Signs, state_of
+from trainer import run_folder
 from trainer.errors import UserError
 
 SITE_KEYS = ("cluster", "container")
@@ -111,16 +112,16 @@ def states_of(entries: Sequence[Entry], slurm: Slurm | None) -> dict[str, RunSta
 def signs_of(entry: Entry) -> Signs:
     """What the run's folder says of this launch."""
     run = Path(entry.run)
-    begun = records.last_attempt(run)
+    begun = run_folder.last_attempt(run)
     here = True
-    started = records.read_json(records.log_folder(run, begun) / "begin.json")
+    started = run_folder.read_json(run_folder.log_folder(run, begun) / "begin.json")
     if entry.job == LOCAL:
         mine = started.get("nodes") == socket.gethostname()
         here = not mine or 0 != started.get("pid_start") == records.process_start(int(started.get("pid", 0)))
     return Signs(
         attempts=records.attempts(run), begun=begun, alive_at=records.newest_write(run, begun), here=here,
         started=begun > 0 and started.get("launch", entry.launch) == entry.launch,
-        cancelled=records.read_json(run / "cancel.json").get("launch") == entry.launch,
+        cancelled=run_folder.read_json(run / "cancel.json").get("launch") == entry.launch,
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.records import append_lines, read_lines
+from jobs.records import append_lines
 from trainer.errors import UserError
+from trainer.run_folder import read_lines
 
 PLANNED, SUBMITTED = "planned", "submitted"
 LOCAL = "local"

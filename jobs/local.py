@@ -18,10 +18,11 @@ from jobs.freeze import entry_of, freeze_run, new_launch
 from jobs.logs import log_file, tail_of
 from jobs.options import LocalOptions
 from jobs.plan import Job, Plan
-from jobs.records import attempts, last_attempt, log_folder, process_start, write_json
+from jobs.records import attempts, process_start, write_json
 from jobs.report import varying_overrides
 from jobs.snapshot import git_state
 from trainer.errors import EXIT_OK, EXIT_REQUEUE
+from trainer.run_folder import last_attempt, log_folder
 
 
 def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.records import last_attempt, log_folder
 from trainer.errors import UserError
 from trainer.launch.report import tail
+from trainer.run_folder import last_attempt, log_folder
 
 
 def log_file(run: Path, attempt: int, rank: int) -> Path:

@@ -19,14 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``, or an empty one when there is none or it is torn."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+from trainer.run_folder import log_folder, read_lines
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -59,23 +52,6 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSON-lines file; a torn last line is skipped."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return []
-    found = []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
-
-
 def note_cancelled(run: Path, launch: str) -> None:
     """Remember that this launch was cancelled: the queue forgets it at once, and accounting learns of it later."""
     if run.is_dir():
@@ -85,11 +61,6 @@ def note_cancelled(run: Path, launch: str) -> None:
 def attempts(run: Path) -> list[dict[str, Any]]:
     """The attempts of a run that have ended, oldest first."""
     return read_lines(run / "attempts.jsonl")
-
-
-def log_folder(run: Path, attempt: int) -> Path:
-    """Where the ranks of an attempt (counted from 1) write."""
-    return run / "logs" / f"attempt_{attempt}"
 
 
 def newest_write(run: Path, attempt: int) -> float:
@@ -110,9 +81,3 @@ def process_start(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def last_attempt(run: Path) -> int:
-    """The number of the newest attempt that has begun; 0 before the first."""
-    numbers = [int(p.name[8:]) for p in (run / "logs").glob("attempt_*") if p.name[8:].isdigit()]
-    return max(numbers, default=0)

@@ -14,8 +14,9 @@ from jobs import ledger
 from jobs.freeze import new_launch, private_folder
 from jobs.ledger import Entry
 from jobs.payload import Rank
-from jobs.records import read_json, write_json
+from jobs.records import write_json
 from trainer.errors import UserError
+from trainer.run_folder import read_json
 
 
 def resubmit_runs(entries: Sequence[Entry], ledger_path: Path) -> list[Entry]:

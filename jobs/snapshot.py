@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from jobs.records import read_json, write_json
+from jobs.records import write_json
 from trainer.config.places import conf_dir
 from trainer.errors import UserError
+from trainer.run_folder import read_json
 
 PACKAGES = ("trainer", "jobs")
 CHUNK = 1 << 22

@@ -39,6 +39,7 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
     """All iterations from the restored one on."""
     trainer, timers = ctx.config.trainer, ctx.timers
     step = keeper.step
+    ctx.engine.keep_private()
     if step == 0 and (trainer.val_before_train or trainer.val_only):
         show.log(0, show.validation(0))
     if trainer.val_only:

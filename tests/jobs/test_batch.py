@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from jobs.hydra_entry import launch_on_slurm
-from jobs.records import attempts, read_json
+from jobs.records import attempts
 from tests.jobs.conftest import calls, point, put, until
+from trainer.run_folder import read_json
 
 ROOT = Path(__file__).parents[2]
 

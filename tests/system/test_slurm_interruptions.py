@@ -24,9 +24,10 @@ import torch
 
 from jobs import ledger
 from jobs.ledger import Entry
-from jobs.records import attempts, log_folder, read_json, read_lines
+from jobs.records import attempts
 from tests.system.slurm_runs import Sweep, causes, dev_point, slurm, state, step, wait
 from tests.system.test_slurm_sweep import Lab
+from trainer.run_folder import log_folder, read_json, read_lines
 
 pytestmark = pytest.mark.system
 STEPS, STANDIN_STEPS, PREEMPTIONS = 24, 600, 10

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.records import attempts, read_json
+from jobs.records import attempts
 from tests.system.conftest import python_binds
 from tests.system.slurm_runs import ROOT, slurm
+from trainer.run_folder import read_json
 
 pytestmark = pytest.mark.system
 BUCKETS = "actor_rollout_ref.actor.bucket_boundaries=[32,64],[64]"

@@ -17,6 +17,7 @@ from trainer import environment, signals
 from trainer.errors import EXIT_USER, UserError
 from trainer.launch.report import ERROR_FILE, Screen, error_of, report_error
 from trainer.launch.watch import Child, Verdict, watch
+from trainer.run_folder import last_attempt, log_folder
 
 __all__ = ["new_attempt", "report_error", "run"]
 
@@ -50,16 +51,11 @@ def run(config: object, run_dir: Path, ranks: int, attempt: int | None = None) -
     return verdict.code
 
 
-def log_folder(run_dir: Path, attempt: int) -> Path:
-    """Where the ranks of an attempt (counted from 1) write."""
-    return run_dir / "logs" / f"attempt_{attempt}"
-
-
 def new_attempt(run_dir: Path) -> tuple[int, Path]:
     """The number of this attempt (1, 2, ...) and its new log folder ``<run>/logs/attempt_N``."""
     logs = run_dir / "logs"
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number = 1 + max((int(p.name[8:]) for p in logs.glob("attempt_*") if p.name[8:].isdigit()), default=0)
+    number = 1 + last_attempt(run_dir)
     while True:
         try:
             log_folder(run_dir, number).mkdir(mode=0o700)

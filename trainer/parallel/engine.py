@@ -84,8 +84,7 @@ class Engine:
         """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
         self._large = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) >= TRIM_FROM
-        self._private = 0  # states of the optimizer that worker processes don't inherit
-        self._keep_private()
+        self._private = -1  # states of the optimizer that worker processes don't inherit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model through DeepSpeed. Passes that will see a ``backward`` have to go this way: ZeRO-3 counts the
@@ -129,14 +128,16 @@ class Engine:
             self.ds.optimizer.clip_grad = max_norm
             self.ds.step()
             norm = float(self.ds.get_global_grad_norm())
-        self._keep_private()
+        self.keep_private()
         applied = bool(self.ds.was_step_applied())
         return StepResult(norm if applied else float("nan"), applied)
 
-    def _keep_private(self) -> None:
-        """Weights, masters and moments, as soon as they are there: a worker that is forked needs none of them."""
+    def keep_private(self) -> None:
+        """Weights, masters and moments, as soon as they are there: a worker that is forked needs none of them. Call it
+        before the first one is forked, when a checkpoint's moments are there; ``step`` does so for new ones.
+        """
         inner = self.optimizer if self._guarded else self.ds.optimizer.optimizer
-        if self._private == 0 or len(inner.state) != self._private:
+        if len(inner.state) != self._private:
             self._private = len(inner.state)
             held = [p for group in inner.param_groups for p in group["params"]]
             states = [v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor)]

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from trainer.run_folder import log_folder, read_json, read_lines
 from trainer.tracking.jsonl import METRICS_FILE, by_step
 
 CLOCK = "clock.json"
@@ -67,14 +67,14 @@ class Clock:
 
     def __init__(self, run_dir: Path, number: int, *, restored: int, now: float | None = None) -> None:
         """``restored``: the step that the run goes on from. To be made before the record beyond it is cut off."""
-        self._folder = run_dir / "logs"
+        self._folder = log_folder(run_dir, number)
         self._earlier = list(earlier_attempts(run_dir, number))
         record = by_step(run_dir / METRICS_FILE) if (run_dir / METRICS_FILE).exists() else {}
         undone = [line for step, line in record.items() if step > restored]
         if self._earlier and record:
             last = self._earlier[-1]
             last.end = max([last.end, *(float(line.get("time", 0.0)) for line in record.values())])
-        start = _begin(self._folder, number)
+        start = _begin(run_dir, number)
         self._own = Attempt(number, process_start() if start is None else start, time.time() if now is None else now)
         # Kept by the attempt that does them again: the one that lost them is over, and its file may be missing.
         self._own.undone_steps = len([line for line in undone if "timing/step" in line])
@@ -88,7 +88,7 @@ class Clock:
 
     def note(self) -> None:
         """Write this attempt's times down, for the attempts after it."""
-        path = self._folder / f"attempt_{self._own.number}" / CLOCK
+        path = self._folder / CLOCK
         temporary = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,11 +99,11 @@ class Clock:
 
 def earlier_attempts(run_dir: Path, number: int) -> Iterable[Attempt]:
     """The attempts before ``number``, oldest first; those that left no times are left out."""
-    closed = {line.get("attempt"): line for line in _lines(run_dir / "attempts.jsonl")}
+    closed = {line.get("attempt"): line for line in read_lines(run_dir / "attempts.jsonl")}
     for earlier in range(1, number):
-        own = _object(run_dir / "logs" / f"attempt_{earlier}" / CLOCK)
+        own = read_json(log_folder(run_dir, earlier) / CLOCK)
         script = closed.get(earlier, {})
-        begin = _begin(run_dir / "logs", earlier)
+        begin = _begin(run_dir, earlier)
         starts = [x for x in (script.get("start"), begin, own.get("start")) if x is not None]
         ends = [x for x in (script.get("end"), own.get("end")) if x is not None]
         if starts:
@@ -122,24 +122,6 @@ def process_start() -> float:
         return time.time()
 
 
-def _begin(logs: Path, number: int) -> float | None:
-    start = _object(logs / f"attempt_{number}" / "begin.json").get("start")
+def _begin(run_dir: Path, number: int) -> float | None:
+    start = read_json(log_folder(run_dir, number) / "begin.json").get("start")
     return None if start is None else float(start)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a JSON-lines file."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict)]
