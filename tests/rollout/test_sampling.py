@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from trainer.rollout.sampling import draw, truncate, uniforms
+from trainer.rollout.hf.sampling import draw, truncate, uniforms
 
 
 def test_random_numbers_depend_on_seed_step_sample_and_position_alone() -> None:

@@ -1,7 +1,26 @@
 """Generation of responses."""
 
 from trainer.rollout.engine import eos_ids, make_engine
-from trainer.rollout.generator import Generator
-from trainer.rollout.settings import RolloutEngine, Sample, Sampling
+from trainer.rollout.protocol import (
+    EngineFailed,
+    Finished,
+    FinishReason,
+    Generation,
+    Group,
+    RolloutEngine,
+    Sample,
+)
+from trainer.rollout.settings import Sampling
 
-__all__ = ["Generator", "RolloutEngine", "Sample", "Sampling", "eos_ids", "make_engine"]
+__all__ = [
+    "EngineFailed",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "Group",
+    "RolloutEngine",
+    "Sample",
+    "Sampling",
+    "eos_ids",
+    "make_engine",
+]

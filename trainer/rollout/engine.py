@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from trainer.config.schema import Rollout
 from trainer.errors import UserError, nearest
-from trainer.rollout.generator import Generator
-from trainer.rollout.settings import KEY, RolloutEngine, Sampling
+from trainer.models import LoadedModel
+from trainer.parallel.world import World
+from trainer.rollout.protocol import RolloutEngine
+from trainer.rollout.settings import KEY
 
 ENGINES = ("hf",)
 
 
-def make_engine(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> RolloutEngine:
-    """The engine ``name`` over the weights of ``model``. Raises :class:`UserError` for one that there isn't."""
-    if name == "hf":
-        pad = tokenizer.pad_token_id
-        eos = eos_ids(model, tokenizer)
-        return Generator(model, eos_ids=eos, pad_id=eos[0] if pad is None else int(pad), sampling=sampling)
-    if name == "vllm":
-        raise UserError(f"{KEY}.name=vllm is not supported yet; use {KEY}.name=hf")
-    raise UserError(f"{KEY}.name={name}: no such engine{nearest(name, ENGINES)}. There is {', '.join(ENGINES)}")
+def make_engine(rollout: Rollout, loaded: LoadedModel, module: nn.Module, world: World, run_dir: Path) -> RolloutEngine:
+    """The engine ``rollout.name`` of this rank. ``module``: the trained model, with all weights where the engine reads
+    them itself; ``run_dir``: where an engine with processes of its own keeps their logs.
+
+    Raises :class:`UserError` for an engine that there isn't.
+    """
+    if rollout.name == "hf":
+        from trainer.rollout.hf import HfEngine
+
+        return HfEngine(module, eos_ids=eos_ids(module, loaded.tokenizer), max_num_seqs=rollout.max_num_seqs)
+    raise UserError(
+        f"{KEY}.name={rollout.name}: no such engine{nearest(rollout.name, ENGINES)}. There is {', '.join(ENGINES)}"
+    )
 
 
 def eos_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:

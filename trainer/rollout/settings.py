@@ -1,12 +1,8 @@
-"""What a generation engine is told, and what it gives back."""
+"""How tokens are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
 
 from trainer.errors import UserError
 
@@ -27,8 +23,6 @@ class Sampling:
     """Draw from so many likeliest tokens. -1 or 0: all."""
     do_sample: bool = True
     """False: take the likeliest token."""
-    batch_size: int | None = None
-    """Sequences generated at once on this rank. None: all."""
 
     def __post_init__(self) -> None:
         for name, ok, wanted in (
@@ -36,7 +30,6 @@ class Sampling:
             ("temperature", self.temperature >= 0, "at least 0"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= -1, "-1 (all tokens) or more"),
-            ("batch_size", self.batch_size is None or self.batch_size >= 1, "null or at least 1"),
         ):
             if not ok:
                 value = self.max_response_length if name == "response_length" else getattr(self, name)
@@ -51,26 +44,3 @@ class Sampling:
     def scale(self) -> float:
         """The temperature of reported log-probs: 1 where the temperature is 0."""
         return self.temperature or 1.0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One response as it was drawn; never decoded and tokenised again.
-
-    ``response_ids`` int64 [response tokens], the end token among them. ``log_probs`` float32 [response tokens], nats,
-    under softmax(logits / temperature) over the *whole* vocabulary, so that they compare with a training forward pass;
-    top-p and top-k only narrow what is drawn. ``finished``: ended by an end token, not by the length limit. On the CPU.
-    """
-
-    response_ids: Tensor
-    log_probs: Tensor
-    finished: bool
-
-
-class RolloutEngine(Protocol):
-    """A generation engine."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sample_ids: Sequence[int], seed: int, step: int
-    ) -> list[Sample]:
-        """One sample per prompt, in order. For n responses repeat the prompt n times with n sample ids."""

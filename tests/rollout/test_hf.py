@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,18 +12,38 @@ from tests.models.support import VOCAB, make_model
 from trainer.data.batch import Batch
 from trainer.errors import UserError
 from trainer.models import pack, token_stats
-from trainer.rollout import Generator, Sample, Sampling, make_engine
+from trainer.rollout import Group, Sample, Sampling
+from trainer.rollout.hf import HfEngine
 
 PROMPTS = [[5, 9, 3], [7], [4, 4, 8, 2, 60, 3, 9], [5, 9, 3], [11, 12], [5, 9, 3], [33, 4, 5, 6]]
 
 
-def generator(model: nn.Module, eos: list[int] | None = None, **how: object) -> Generator:
-    sampling = Sampling(**{"max_response_length": 12, **how})  # type: ignore[arg-type]
-    return Generator(model, eos_ids=eos or [1], pad_id=0, sampling=sampling)
+def engine(model: nn.Module, eos: list[int] | None = None, max_num_seqs: int = 64) -> HfEngine:
+    return HfEngine(model, eos_ids=eos or [1], max_num_seqs=max_num_seqs)
 
 
-def drawn(model: nn.Module, prompts: list[list[int]] = PROMPTS, step: int = 3, **how: object) -> list[Sample]:
-    return generator(model, **how).generate(prompts, list(range(len(prompts))), 17, step)  # type: ignore[arg-type]
+def sampling(**how: object) -> Sampling:
+    return Sampling(**{"max_response_length": 12, **how})  # type: ignore[arg-type]
+
+
+def drawn(
+    model: nn.Module,
+    prompts: list[list[int]] = PROMPTS,
+    sample_ids: list[int] | None = None,
+    *,
+    step: int = 3,
+    seed: int = 17,
+    eos: list[int] | None = None,
+    max_num_seqs: int = 64,
+    **how: object,
+) -> list[Sample]:
+    """One sample of each prompt, in their order."""
+    names = sample_ids or list(range(len(prompts)))
+    groups = [Group(prompt_ids=p, sample_ids=[i], step=step) for p, i in zip(prompts, names, strict=True)]
+    found = {
+        f.number: f.samples[0] for f in engine(model, eos, max_num_seqs).generate(groups, sampling(**how), seed=seed)
+    }
+    return [found[i] for i in range(len(prompts))]
 
 
 def ids(samples: list[Sample]) -> list[list[int]]:
@@ -48,7 +70,7 @@ def test_greedy_is_transformers_greedy(family: str) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 5}, {"top_p": 0.7}, {"do_sample": False}], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_are_those_of_a_whole_forward_pass(how: dict[str, object], temperature: float) -> None:
+def test_log_probs_are_those_of_a_whole_forward_pass(how: dict[str, Any], temperature: float) -> None:
     model = make_model()
     for prompt, sample in zip(PROMPTS, drawn(model, temperature=temperature, **how), strict=True):
         whole = torch.tensor([prompt + sample.response_ids.tolist()])
@@ -70,11 +92,11 @@ def test_log_probs_are_those_of_training() -> None:
     torch.testing.assert_close(torch.cat([s.log_probs for s in samples]), trained, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_samples_do_not_depend_on_the_batch(batch_size: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_samples_do_not_depend_on_the_batch(rows: int) -> None:
     model = make_model()
     whole = drawn(model, eos=list(range(1, 9)))
-    cut = drawn(model, eos=list(range(1, 9)), batch_size=batch_size)
+    cut = drawn(model, eos=list(range(1, 9)), max_num_seqs=rows)
     assert ids(cut) == ids(whole)
     assert len({len(s.response_ids) for s in whole}) > 2, "sequences of one length would not test the compaction"
     for a, b in zip(cut, whole, strict=True):
@@ -85,7 +107,7 @@ def test_a_part_of_the_prompts_draws_the_same() -> None:
     """What another number of ranks does."""
     model = make_model()
     whole = drawn(model)
-    part = generator(model).generate([PROMPTS[i] for i in (4, 1, 6)], [4, 1, 6], 17, 3)
+    part = drawn(model, [PROMPTS[i] for i in (4, 1, 6)], [4, 1, 6])
     assert ids(part) == [ids(whole)[i] for i in (4, 1, 6)]
 
 
@@ -95,7 +117,7 @@ def test_again_is_bit_equal_and_other_steps_and_seeds_differ() -> None:
     assert ids(first) == ids(again)
     assert all(torch.equal(a.log_probs, b.log_probs) for a, b in zip(first, again, strict=True))
     assert ids(drawn(model, step=4)) != ids(first)
-    assert ids(generator(model).generate(PROMPTS, list(range(7)), 18, 3)) != ids(first)
+    assert ids(drawn(model, seed=18)) != ids(first)
 
 
 def test_samples_of_one_prompt_differ() -> None:
@@ -129,14 +151,14 @@ def test_the_cache_grows_past_its_first_room_and_past_a_block_of_random_numbers(
 def test_tokens_chosen_in_several_passes_are_the_same(monkeypatch: pytest.MonkeyPatch, do_sample: bool) -> None:
     model = make_model()
     whole = drawn(model, do_sample=do_sample)
-    monkeypatch.setattr("trainer.rollout.generator.CHOICE_ELEMENTS", 2 * VOCAB)
+    monkeypatch.setattr("trainer.rollout.hf.generator.CHOICE_ELEMENTS", 2 * VOCAB)
     assert ids(drawn(model, do_sample=do_sample)) == ids(whole)
 
 
 def test_prompts_prefilled_in_several_passes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     whole = drawn(model)
-    monkeypatch.setattr("trainer.rollout.generator.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("trainer.rollout.hf.generator.PREFILL_TOKENS", 8)
     assert ids(drawn(model)) == ids(whole)
 
 
@@ -161,7 +183,7 @@ def test_a_broken_model_is_named_and_the_mode_restored() -> None:
 
 
 def test_no_prompts_no_samples() -> None:
-    assert generator(make_model()).generate([], [], 0, 0) == []
+    assert drawn(make_model(), []) == []
 
 
 def test_bad_input_is_named() -> None:
@@ -174,8 +196,3 @@ def test_bad_input_is_named() -> None:
         Sampling(max_response_length=3, top_p=0)
     with pytest.raises(UserError, match=r"rollout\.response_length=0"):
         Sampling(max_response_length=0)
-    with pytest.raises(ValueError, match="2 prompts but 1 sample ids"):
-        generator(model).generate([[3], [4]], [0], 0, 0)
-    for name, message in (("vllm", "use actor_rollout_ref.rollout.name=hf"), ("hff", "did you mean")):
-        with pytest.raises(UserError, match=message):
-            make_engine(name, model, None, Sampling(max_response_length=3))  # type: ignore[arg-type]

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from trainer.errors import UserError
-from trainer.rollout.attention import decoding
-from trainer.rollout.cache import GROW, SlabCache
-from trainer.rollout.sampling import BLOCK, draw, truncate, uniforms
-from trainer.rollout.settings import KEY, Sample, Sampling
+from trainer.rollout.hf.attention import decoding
+from trainer.rollout.hf.cache import GROW, SlabCache
+from trainer.rollout.hf.sampling import BLOCK, draw, truncate, uniforms
+from trainer.rollout.protocol import Sample
+from trainer.rollout.settings import KEY, Sampling
 
 PREFILL_TOKENS = 16384
 """Prompt tokens, pads included, of one prefill pass."""
@@ -33,11 +34,19 @@ class Generator:
     way. With the same prompts in the same order they are bit-equal.
     """
 
-    def __init__(self, model: nn.Module, *, eos_ids: Sequence[int], pad_id: int, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        sampling: Sampling,
+        batch_size: int | None = None,
+    ) -> None:
         if not eos_ids:
             raise ValueError("generation needs at least one end token")
         self.model, self.pad_id, self.sampling = model, pad_id, sampling
-        self.eos_ids = list(eos_ids)
+        self.eos_ids, self.batch_size = list(eos_ids), batch_size
 
     @torch.no_grad()
     def generate(
@@ -54,7 +63,7 @@ class Generator:
         self._check(prompts)
         # Equal prompts side by side, and neighbours of nearly equal length: few pads.
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i]), sample_ids[i]))
-        size = self.sampling.batch_size or max(len(order), 1)
+        size = self.batch_size or max(len(order), 1)
         samples: dict[int, Sample] = {}
         training = self.model.training
         self.model.eval()
@@ -196,5 +205,5 @@ def _collect(ids: Tensor, log_probs: Tensor, lengths: Tensor, finished: Tensor) 
         picked = log_probs[row, :length].clone()
         if not bool(torch.isfinite(picked).all()):
             raise FloatingPointError("the model's logits are not finite in generation: its weights may hold NaN")
-        samples.append(Sample(ids[row, :length].clone(), picked, done))
+        samples.append(Sample(ids[row, :length].clone(), picked, "stop" if done else "length"))
     return samples
