@@ -151,14 +151,14 @@ def test_the_cache_grows_past_its_first_room_and_past_a_block_of_random_numbers(
 def test_tokens_chosen_in_several_passes_are_the_same(monkeypatch: pytest.MonkeyPatch, do_sample: bool) -> None:
     model = make_model()
     whole = drawn(model, do_sample=do_sample)
-    monkeypatch.setattr("trainer.rollout.hf.generator.CHOICE_ELEMENTS", 2 * VOCAB)
+    monkeypatch.setattr("trainer.rollout.hf.sampling.CHOICE_ELEMENTS", {"cpu": 2 * VOCAB})
     assert ids(drawn(model, do_sample=do_sample)) == ids(whole)
 
 
 def test_prompts_prefilled_in_several_passes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     whole = drawn(model)
-    monkeypatch.setattr("trainer.rollout.hf.generator.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("trainer.rollout.hf.cohort.PREFILL_TOKENS", 8)
     assert ids(drawn(model)) == ids(whole)
 
 
