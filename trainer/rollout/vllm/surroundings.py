@@ -1,0 +1,67 @@
+"""What vLLM finds around it, and what it must not leave behind in the trainer's process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+FIXED = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    # One sampler for all: its log-probs are taken at the run's temperature.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Threads stay where the system puts them: bound, they would sit on the trainer's cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+RESTORED = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "TOKENIZERS_PARALLELISM")
+
+
+def in_process() -> dict[str, str]:
+    """Variables of an engine in this process."""
+    return FIXED | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CONFIGURE_LOGGING": "0"}
+
+
+@contextmanager
+def guest(log: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """vLLM is imported and loaded inside: its log goes to ``log``; random numbers, thread count and variables that
+    other processes inherit are afterwards what they were.
+    """
+    kept = {name: os.environ.get(name) for name in RESTORED}
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    os.environ.update(env)
+    _log_to(log)
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _log_to(path: Path) -> None:
+    logger = logging.getLogger("vllm")
+    for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
+    path.touch(mode=0o600)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
