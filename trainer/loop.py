@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from trainer import signals
 from trainer.config.schema import Config
-from trainer.data import Example
 from trainer.environment import RankInfo
 from trainer.errors import EXIT_OK, EXIT_REQUEUE
 from trainer.parallel.world import join, leave
 from trainer.steps.closing import close_run
-from trainer.steps.context import Context, build
+from trainer.steps.context import Context, build, endless
 from trainer.steps.iteration import rl_batch, sft_batch, update_policy
 from trainer.steps.keeping import Keeper
 from trainer.steps.showing import Show
@@ -28,7 +26,7 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     world = join(info, device=device, run_dir=run_dir, meet_s=meet_s, timeout_s=COLLECTIVE_TIMEOUT_S)
     try:
         ctx = build(config, run_dir, info, world)
-        with ctx.loader, ctx.scorer, Keeper(ctx) as keeper, Show(ctx, keeper) as show:
+        with ctx, Keeper(ctx) as keeper, Show(ctx, keeper) as show:
             show.code = run(ctx, keeper, show)
             return show.code
     finally:
@@ -45,13 +43,11 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
     if trainer.val_only:
         return EXIT_OK
     ctx.loader.start()
-    batches = endless(ctx)
+    batches = endless(ctx.loader)
     while step < ctx.total_steps:
         step += 1
         began = time.perf_counter()
-        with timers("data_wait"):
-            examples = next(batches)
-        batch, metrics = rl_batch(ctx, examples, step) if ctx.is_rl else sft_batch(ctx, examples)
+        batch, metrics = rl_batch(ctx, step) if ctx.is_rl else sft_batch(ctx, batches)
         with timers("update_actor"):
             updates, learnt = update_policy(ctx, batch, step)
         ctx.samples_seen += len(batch)
@@ -67,9 +63,3 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
             return show.stopped(step, stop, EXIT_REQUEUE)
     close_run(ctx, keeper, show)
     return EXIT_OK
-
-
-def endless(ctx: Context) -> Iterator[list[Example]]:
-    """Epoch after epoch; the number of steps ends the run, not the data."""
-    while True:
-        yield from ctx.loader

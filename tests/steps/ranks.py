@@ -15,6 +15,8 @@ from trainer.batching import Calibrator
 from trainer.checkpoint.best import Best
 from trainer.checkpoint.parts import Parts
 from trainer.data import Loader
+from trainer.rollout import Sample
+from trainer.steps.prompts import Ask, Prompts
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
 from trainer.tracking.wandb_run import Identity, keep_identity
 
@@ -24,7 +26,9 @@ class Rank:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.loader = Loader(Toy(40), batch_size=4, seed=1, shuffle=True)
+        self.train_data = Toy(40)
+        self.loader = Loader(self.train_data, batch_size=4, seed=1, shuffle=True)
+        self.rolling = SimpleNamespace(prompts=Prompts(iter([])), settle=lambda: None)
         self.kl = AdaptiveKl(0.1, target=0.05, horizon=100)
         self.calibrator = Calibrator()
         self.samples_seen, self.productive_s = 0, 0.0
@@ -45,6 +49,9 @@ class Rank:
         """Change everything that changes."""
         with self.loader:
             next(iter(self.loader))
+        begun = Sample(torch.arange(3), torch.rand(3), "aborted", 2)
+        self.rolling.prompts.give_back([Ask(example=self.train_data[5], step=1, number=3, begun=(begun,))])
+        self.rolling.prompts.observe([self.train_data[1]], [17.0])
         self.kl.update(0.2, 10)
         for tokens in (10, 20, 40):
             self.calibrator.add(tokens, tokens**2, tokens * 1e-3 + 0.01)

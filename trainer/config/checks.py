@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from trainer.config.algebra import Sizes, violations
 from trainer.config.budgets import budget_checks
+from trainer.config.rollouts import rollout_problems
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import better
 
@@ -20,6 +21,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *_sources(config, complete),
         *_not_built(config),
         *_sampling(config),
+        *rollout_problems(config),
         *budget_checks(config),
         *violations(sizes_of(config)),
         *_engine(config),
@@ -67,13 +69,6 @@ def _not_built(config: Config) -> Iterator[str]:
         yield "actor_rollout_ref.model.trust_remote_code=true: code that comes with a model isn't run; set it to false"
     if not ref.hybrid_engine:
         yield ("actor_rollout_ref.hybrid_engine=false: actor, rollout and reference share a process; set it to true")
-    if ref.rollout.name == "vllm":
-        yield f"{_ROLLOUT}.name=vllm is not built yet; set {_ROLLOUT}.name=hf"
-    if ref.rollout.tensor_model_parallel_size > 1:
-        yield (
-            f"{_ROLLOUT}.tensor_model_parallel_size={ref.rollout.tensor_model_parallel_size}: the hf generator runs on "
-            "one GPU per rank; set it to 1"
-        )
     if ref.actor.ulysses_sequence_parallel_size > 1:
         yield (
             f"{_ACTOR}.ulysses_sequence_parallel_size={ref.actor.ulysses_sequence_parallel_size}: sequence parallelism "

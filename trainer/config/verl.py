@@ -73,20 +73,18 @@ UNSUPPORTED: dict[str, str] = {
     "actor_rollout_ref.model.enable_activation_offload": (
         "activation offload is not built; use actor_rollout_ref.model.enable_gradient_checkpointing"
     ),
-    "actor_rollout_ref.rollout.multi_turn": "multi-turn rollouts and tools are not built yet",
-    "actor_rollout_ref.rollout.agent": "agent loops are not built yet",
-    "actor_rollout_ref.rollout.mode": "generation is synchronous; leave the key out",
+    "actor_rollout_ref.rollout.multi_turn": "use actor_rollout_ref.rollout.agent",
+    "actor_rollout_ref.rollout.mode": "use actor_rollout_ref.rollout.name=vllm, or vllm_server for processes of their own",
     "actor_rollout_ref.rollout.engine_kwargs": "engine arguments are not passed on; use the keys of rollout",
-    "actor_rollout_ref.rollout.enforce_eager": "it belongs to vllm, which is not built yet",
-    "actor_rollout_ref.rollout.free_cache_engine": "it belongs to vllm, which is not built yet",
+    "actor_rollout_ref.rollout.enforce_eager": "vllm decides it; leave the key out",
+    "actor_rollout_ref.rollout.free_cache_engine": "the engine always gives its memory back; leave the key out",
     "actor_rollout_ref.rollout.load_format": "weights are handed over in memory; leave the key out",
     "actor_rollout_ref.rollout.max_model_len": (
         "it is data.max_prompt_length + data.max_response_length; leave the key out"
     ),
-    "actor_rollout_ref.rollout.max_num_seqs": "use actor_rollout_ref.rollout.batch_size",
     "actor_rollout_ref.rollout.dtype": f"generation runs in the type of {_ACTOR}.mixed_precision",
     "actor_rollout_ref.rollout.ignore_eos": "generation stops at the end-of-sequence token",
-    "actor_rollout_ref.rollout.data_parallel_size": "every rank generates its own prompts; leave the key out",
+    "actor_rollout_ref.rollout.data_parallel_size": "use actor_rollout_ref.rollout.server.replicas",
     "algorithm.filter_groups": "dynamic sampling (DAPO) is not built yet",
     "algorithm.pf_ppo": "it is not built",
     "algorithm.use_pf_ppo": "it is not built",

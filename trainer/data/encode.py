@@ -37,7 +37,7 @@ class Encoder:
     def __init__(self, tokenizer: Any, settings: EncodeSettings) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
-        self._template = _template(settings.chat_template)
+        self._template = read_template(settings.chat_template)
         self._vocabulary = len(tokenizer) if settings.vocabulary is None else settings.vocabulary
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -122,7 +122,8 @@ def check(example: Example, vocabulary: int) -> None:
             )
 
 
-def _template(value: str | None) -> str | None:
+def read_template(value: str | None) -> str | None:
+    """``data.chat_template``: the text itself, or that of the file it names. Raises UserError for neither."""
     if value is None or "{" in value or "\n" in value:
         return value
     try:

@@ -185,8 +185,7 @@ def _longest(config: Config) -> int:
 
 
 def _kv_sequences(config: Config, derived: Derived) -> int:
-    own = ceil(derived.samples / derived.dp)
-    return min(own, config.actor_rollout_ref.rollout.batch_size or own)
+    return min(ceil(derived.samples / derived.dp), config.actor_rollout_ref.rollout.max_num_seqs)
 
 
 def _gib(size: int) -> str:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import wait
 from types import TracebackType
 
-from trainer.data.forked import Forked, WorkerDied
+from trainer.data.forked import Forked
 from trainer.errors import UserError
+from trainer.rewards.judging import Judging, Worker
 from trainer.rewards.maths import quick_maths, slow_maths
 from trainer.rewards.types import Reward, RewardRequest, Score, to_score
-from trainer.rewards.user import raised_where
+from trainer.user_code import raised_where
 
 MATHS_TIMEOUT_S = 10.0
 USER_TIMEOUT_S = 300.0
-
-_Worker = Forked[RewardRequest, Score]
-
-
-@dataclass(kw_only=True)
-class _Busy:
-    worker: _Worker
-    at: int
-    deadline: float
 
 
 class Scorer:
@@ -44,9 +33,13 @@ class Scorer:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._reward, self._name, self._size = reward, name, workers
         default = MATHS_TIMEOUT_S if reward is None else USER_TIMEOUT_S
-        self._timeout_s = default if timeout_s is None else timeout_s
-        self._workers: list[_Worker] = []
+        self.timeout_s = default if timeout_s is None else timeout_s
+        self._workers: list[Worker] = []
         self._forked = 0
+
+    def judging(self) -> Judging:
+        """A round of answers that come one after another; end it before the next one begins."""
+        return Judging(self, quickly=self._quickly, begin=self._fork_all)
 
     def score(self, requests: Sequence[RewardRequest]) -> list[Score]:
         """One score per request, in their order.
@@ -54,15 +47,10 @@ class Scorer:
         Raises UserError, naming the prompt, when a user's function raises, returns something that is not a finite
         number, ends its process or takes too long.
         """
-        scores: list[Score | None] = [self._quickly(r) for r in requests]
-        waiting = [i for i, s in enumerate(scores) if s is None]
-        if waiting:
-            try:
-                self._score_by_workers(requests, waiting, scores)
-            except BaseException:
-                self.close()  # answers of other calls are under way; nobody may take them for the next call's
-                raise
-        return [s for s in scores if s is not None]
+        judging = self.judging()
+        for request in requests:
+            judging.submit(request)
+        return judging.results()
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
@@ -82,62 +70,28 @@ class Scorer:
         value = quick_maths(request.solution_text, request.ground_truth)
         return None if value is None else Score(value=value)
 
-    def _score_by_workers(
-        self, requests: Sequence[RewardRequest], waiting: list[int], scores: list[Score | None]
-    ) -> None:
-        while len(self._workers) < min(self._size, len(waiting)):
+    def _fork_all(self) -> None:
+        while len(self._workers) < self._size:
             self._workers.append(self._fork())
-        idle = list(self._workers)
-        queue = waiting[::-1]
-        busy: list[_Busy] = []
-        while queue or busy:
-            while queue and idle:
-                i = queue.pop()
-                worker = self._send(idle.pop(), requests[i])
-                busy.append(_Busy(worker=worker, at=i, deadline=time.monotonic() + self._timeout_s))
-            until = max(0.0, min(b.deadline for b in busy) - time.monotonic())
-            ready = set(map(id, wait([w for b in busy for w in b.worker.waits], until)))
-            still: list[_Busy] = []
-            for b in busy:
-                if any(id(w) in ready for w in b.worker.waits):
-                    scores[b.at], worker = self._take(b, requests[b.at])
-                elif time.monotonic() >= b.deadline:
-                    why = f"took longer than {self._timeout_s:g} s"
-                    scores[b.at], worker = self._give_up(b, requests[b.at], why)
-                else:
-                    still.append(b)
-                    continue
-                idle.append(worker)
-            busy = still
 
-    def _send(self, worker: _Worker, request: RewardRequest) -> _Worker:
-        """Hand a request over; to a new process when this one died while it was idle."""
-        try:
-            worker.send(request)
-            return worker
-        except WorkerDied:
-            fresh = self._replace(worker)
-            fresh.send(request)
-            return fresh
+    def idle(self) -> list[Worker]:
+        """See :class:`trainer.rewards.judging.Workers`."""
+        return list(self._workers)
 
-    def _replace(self, worker: _Worker) -> _Worker:
+    def replace(self, worker: Worker) -> Worker:
+        """See :class:`trainer.rewards.judging.Workers`."""
         worker.close()
         self._workers.remove(worker)
         self._workers.append(self._fork())
         return self._workers[-1]
 
-    def _take(self, b: _Busy, request: RewardRequest) -> tuple[Score, _Worker]:
-        try:
-            return b.worker.receive(0), b.worker
-        except WorkerDied as e:
-            return self._give_up(b, request, f"ended its process: {e}")
-
-    def _give_up(self, b: _Busy, request: RewardRequest, why: str) -> tuple[Score, _Worker]:
+    def unjudged(self, request: RewardRequest, why: str) -> Score:
+        """See :class:`trainer.rewards.judging.Workers`."""
         if self._reward is not None:
             raise UserError(f"the reward function {self._name} {why}, {_where(request)}")
-        return Score(value=0.0, unjudged=True), self._replace(b.worker)
+        return Score(value=0.0, unjudged=True)
 
-    def _fork(self) -> _Worker:
+    def _fork(self) -> Worker:
         if self._reward is None:
             import math_verify  # noqa: F401  (once here, instead of within the time of each process's first call)
         self._forked += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -28,6 +28,18 @@ class Sample:
     """An end token, the length limit, or stopped from outside: then it can be gone on with (``Group.begun``)."""
     version: int = 0
     """Of the weights that drew its first token."""
+    written: Tensor | None = None
+    """bool [response tokens]: which of them the model wrote; the others, of log-prob 0, are what a tool answered (see
+    ``trainer.rollout.turns``, which alone sets it). None: all."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Sample:
+        """The sample of ``state_dict``."""
+        return cls(**state)
 
     @property
     def finished(self) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -23,18 +25,19 @@ from trainer.parallel.engine import Engine, EngineSettings
 from trainer.parallel.world import World
 from trainer.precision import resolve
 from trainer.rewards import Scorer, load_reward
-from trainer.rollout import Sampling, make_engine
-from trainer.steps.experience import Sampler
+from trainer.steps.generation import Generation
 from trainer.steps.objectives import Policy, Sft, Weighing
 from trainer.steps.probe import measure_budgets
+from trainer.steps.prompts import Prompts
+from trainer.steps.rolling import Rolling
+from trainer.steps.sampler import Sampler
 from trainer.steps.stow import Stowage
+from trainer.steps.synced import Synced
 from trainer.tracking import Timers
 
 AUTO = "auto"
 MEASURE_LATER = 0
 """Stands for a budget until it has been measured; the planner refuses it."""
-VALIDATION_STREAM = 0x5EED
-"""Separates validation's random numbers from training's."""
 
 
 @dataclass(kw_only=True)
@@ -53,8 +56,10 @@ class Context:
     train_data: Dataset
     val_examples: list[Example]
     loader: Loader
-    sampler: Sampler | None
-    """How training draws; None in SFT."""
+    synced: Synced | None
+    """The generation engine; None when nothing is generated."""
+    rolling: Rolling | None
+    """Where training's rollouts come from; None in SFT."""
     val_sampler: Sampler | None
     """How validation draws; None when nobody can judge the answers."""
     objective: Policy | Sft
@@ -84,6 +89,19 @@ class Context:
         """Plan with these budgets from now on."""
         self.budgets = [int(b) for b in budgets]
         self.stowage = replace(self.stowage, budget=self.budgets)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """End all processes and threads. The engine first: whoever waits for it ends too."""
+        with ExitStack() as parts:
+            parts.callback(self.loader.close)
+            parts.callback(self.scorer.close)
+            if self.rolling is not None:
+                parts.callback(self.rolling.close)
+            if self.synced is not None:
+                parts.callback(self.synced.close)
 
     @property
     def is_rl(self) -> bool:
@@ -143,6 +161,24 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         name=f"{custom.name} in {custom.path}",
         workers=worker_count(config.data.num_workers or 1, info.local_world_size),
     )
+    synced, rolling, val_sampler = None, None, None
+    if rl or has_truth:
+        parts = Generation(config, loaded, engine, scorer, world, run_dir)
+        synced = parts.synced
+        if rl:
+            prompts = Prompts(
+                endless(loader), over_sampling=rollout.over_sampling, max_staleness=config.algorithm.max_staleness
+            )
+            rolling = Rolling(
+                prompts,
+                parts.sampler(),
+                synced,
+                world,
+                want=config.data.train_batch_size,
+                one_step_off=rollout.one_step_off,
+            )
+        if has_truth:
+            val_sampler = parts.sampler(validation=True)
     ctrl = config.algorithm.kl_ctrl
     context = Context(
         config=config,
@@ -155,8 +191,9 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         train_data=train_data,
         val_examples=[] if val_data is None else [val_data[i] for i in range(len(val_data))],
         loader=loader,
-        sampler=_sampler(config, loaded, engine, scorer) if rl else None,
-        val_sampler=_sampler(config, loaded, engine, scorer, validation=True) if has_truth else None,
+        synced=synced,
+        rolling=rolling,
+        val_sampler=val_sampler,
         objective=Policy(
             actor, weighing, temperature=rollout.temperature, rollout_log_probs=rollout.calculate_log_probs
         )
@@ -187,29 +224,6 @@ def _dataset(config: Config, loaded: LoadedModel, info: RankInfo, split: Literal
         # A user's own reward may do without right answers.
         answer_required=None if config.custom_reward_function.path is None else False,
         local_ranks=info.local_world_size,
-    )
-
-
-def _sampler(
-    config: Config, loaded: LoadedModel, engine: Engine, scorer: Scorer, *, validation: bool = False
-) -> Sampler:
-    rollout = config.actor_rollout_ref.rollout
-    how = rollout.val_kwargs if validation else rollout
-    sampling = Sampling(
-        max_response_length=rollout.response_length,
-        temperature=how.temperature,
-        top_p=how.top_p,
-        top_k=how.top_k,
-        do_sample=how.do_sample,
-        batch_size=rollout.batch_size,
-    )
-    return Sampler(
-        generator=make_engine(rollout.name, engine.module, loaded.tokenizer, sampling),
-        n=how.n,
-        scorer=scorer,
-        tokenizer=loaded.tokenizer,
-        seed=config.trainer.seed + (VALIDATION_STREAM if validation else 0),
-        timer="val_" if validation else "",
     )
 
 
@@ -272,3 +286,9 @@ def _synchronizer(device: torch.device) -> Callable[[], None] | None:
     if device.type != "cuda":
         return None
     return lambda: torch.cuda.synchronize(device)
+
+
+def endless(loader: Loader) -> Iterator[list[Example]]:
+    """Epoch after epoch; the number of steps ends the run, not the data."""
+    while True:
+        yield from loader

@@ -11,39 +11,53 @@ from trainer.batching import adaptive_clip
 from trainer.data import Batch, Example, to_sft_batch
 from trainer.parallel.exchange import gather
 from trainer.steps.context import Context
-from trainer.steps.experience import experience_metrics, to_batch
+from trainer.steps.early import EarlyReference
+from trainer.steps.experience import experience_metrics, mean_response_lengths, to_batch
 from trainer.steps.forward import log_prob_column
 from trainer.steps.reference import follow
 from trainer.steps.stow import Stowage, stow
 from trainer.steps.update import Update, update
 
 
-def sft_batch(ctx: Context, examples: Sequence[Example]) -> tuple[Batch, dict[str, float]]:
-    """Prompts with their responses; the whole batch on every rank."""
+def sft_batch(ctx: Context, batches: Iterator[list[Example]]) -> tuple[Batch, dict[str, float]]:
+    """The next prompts with their responses; the whole batch on every rank."""
+    with ctx.timers("data_wait"):
+        examples = next(batches)
     batch = to_sft_batch(examples)
     batch.rows["groups"] = torch.arange(len(batch))
     return batch, {"train/sequences": float(len(batch))}
 
 
-def rl_batch(ctx: Context, examples: Sequence[Example], step: int) -> tuple[Batch, dict[str, float]]:
+def rl_batch(ctx: Context, step: int) -> tuple[Batch, dict[str, float]]:
     """rollout -> reward -> log-probs -> advantages; the whole batch on every rank."""
-    if ctx.sampler is None:
-        raise AssertionError("an RL run has a sampler")
-    rollouts = ctx.sampler.roll_out(ctx.engine, examples, ctx.timers, step=step)
-    batch = gather(to_batch(rollouts, examples, ctx.sampler.n), ctx.world)
-    if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
-        batch.drop("rollout_log_probs")
-    metrics = experience_metrics(batch)
+    rolling = ctx.rolling
+    if rolling is None:
+        raise AssertionError("an RL run has rollouts")
+    early, version = EarlyReference.of(ctx), step - 1  # iterations that the weights at hand have been trained
+    asks, rollouts = rolling.collect(step, version, ctx.timers, last=step == ctx.total_steps, finished=early)
+    mine = to_batch(rollouts, asks, rolling.sampler.n)
+    if early is not None:
+        with ctx.timers("ref"):
+            early.attach(mine, rollouts, asks)
+    batch = gather(mine, ctx.world)
+    groups, response_lengths = mean_response_lengths(batch)
+    rolling.prompts.observe([asks[g].example for g in groups], response_lengths)
+    metrics = experience_metrics(batch, version)
     actor, algorithm = ctx.config.actor_rollout_ref.actor, ctx.config.algorithm
-    if actor.ppo_epochs * len(examples) > actor.ppo_mini_batch_size or algorithm.use_kl_in_reward:
+    if algorithm.max_staleness:
+        # Older weights drew some of it: the ratio of PPO is to the policy that did.
+        batch.columns["old_log_probs"] = batch.columns["rollout_log_probs"]
+    elif actor.ppo_epochs * rolling.want > actor.ppo_mini_batch_size or algorithm.use_kl_in_reward:
         with ctx.timers("old_log_prob"):
             batch.columns["old_log_probs"] = _log_probs(ctx, ctx.engine.module, batch, ctx.forward_stowage)
-    if ctx.reference is not None:
+    if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
+        batch.drop("rollout_log_probs")
+    if ctx.reference is not None and early is None:
         with ctx.timers("ref"):
             batch.columns["ref_log_probs"] = _log_probs(ctx, ctx.reference, batch, ctx.ref_stowage)
     with ctx.timers("adv"):
         metrics |= _advantages(ctx, batch)
-    batch.drop("rewards", "finished")
+    batch.drop("rewards", "finished", "versions")
     return batch, metrics
 
 

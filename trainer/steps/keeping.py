@@ -121,6 +121,8 @@ class Keeper:
         # Rank 0 decides: only one clock counts.
         if not self._ctx.world.any(int(why is not None and self._ctx.world.is_main)):
             return
+        if self._ctx.rolling is not None:
+            self._ctx.rolling.settle()
         sync()
         leaving = last or stop is not None
         saved = self._save(step, metrics, blocking=leaving)

@@ -1,6 +1,7 @@
 """What a checkpoint holds beside weights, optimizer and schedule: one line for each part of a run that has a state.
 
-Rollouts need none: their random numbers come from (seed, step, prompt, sample) alone. A reference that moves is saved
+Rollouts need no random state: their numbers come from (seed, step, prompt, sample) alone. Prompts that were begun and
+not finished are kept with the tokens they have. A reference that moves is saved
 as tensors beside the engine's (``trainer.steps.reference``).
 """
 
@@ -25,6 +26,9 @@ def shared_parts(ctx: Context, best: Best, identity: RunIdentity) -> Parts:
     """The same on every rank: rank 0's are saved, and any number of ranks takes them back."""
     parts = Parts()
     parts.add("loader", ctx.loader.state_dict, ctx.loader.load_state_dict)
+    if (rolling := ctx.rolling) is not None:
+        prompts = rolling.prompts
+        parts.add("prompts", prompts.state_dict, lambda state: prompts.load_state_dict(state, ctx.train_data))
     parts.add("kl", ctx.kl.state_dict, ctx.kl.load_state_dict)
     parts.add("samples_seen", lambda: ctx.samples_seen, _setter(ctx, "samples_seen"))
     parts.add("productive_s", lambda: ctx.productive_s, _setter(ctx, "productive_s"))

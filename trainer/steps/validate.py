@@ -9,7 +9,8 @@ from typing import Any
 from trainer.data import Example
 from trainer.parallel.world import World
 from trainer.steps.context import Context
-from trainer.steps.experience import Rollouts
+from trainer.steps.prompts import Ask
+from trainer.steps.sampler import Rollouts
 
 VALIDATION_METRICS = (
     "val/reward",
@@ -26,16 +27,17 @@ def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[st
 
     Nothing without validation data, or when nobody can judge the answers.
     """
-    if ctx.val_sampler is None or not ctx.val_examples:
+    if ctx.val_sampler is None or ctx.synced is None or not ctx.val_examples:
         return {}, []
     # Every validation draws the same random numbers: what differs between two of them is the policy.
-    rollouts = Rollouts([], [], [], [])
+    rollouts, world = Rollouts(), ctx.world
     size = ctx.config.data.val_batch_size or len(ctx.val_examples)
     for first in range(0, len(ctx.val_examples), size):
-        part = ctx.val_sampler.roll_out(
-            ctx.engine, ctx.val_examples[first : first + size], ctx.timers, step=0, first=first
-        )
-        rollouts.prompts.extend(first + number for number in part.prompts)
+        numbers = range(first + world.rank, min(first + size, len(ctx.val_examples)), world.size)
+        asks = {i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}
+        with ctx.synced.ready(step, ctx.timers, prefix="val_"):
+            part = ctx.val_sampler.roll_out(asks, ctx.timers)
+        rollouts.prompts.extend(part.prompts)
         rollouts.samples.extend(part.samples)
         rollouts.scores.extend(part.scores)
         rollouts.texts.extend(part.texts)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from trainer.config.schema.base import Budget, Count, NonNegative, Positive, Section, Share, Text
+from trainer.config.schema.base import Budget, Count, NonNegative, Positive, Section, Share, Text, Whole
 
 
 def _kl_type(value: object) -> object:
@@ -32,6 +32,8 @@ class Algorithm(Section):
 
     adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
     """Estimator of the advantages."""
+    max_staleness: Whole
+    """Most iterations by which the weights that began a response may lag those it trains. 0: strictly on-policy."""
     norm_adv_by_std_in_grpo: bool
     """Divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv 2503.20783)."""
     gamma: Share

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.schema.actor import Actor, Model, Ref
-from trainer.config.schema.base import Budget, Count, NonNegative, OpenShare, Positive, Section
+from trainer.config.schema.base import Budget, Count, NonNegative, OpenShare, Positive, Section, Text, Whole
 
 TopK = Annotated[int, Field(ge=-1)]
 
@@ -27,11 +27,35 @@ class ValKwargs(Section):
     """Draw from so many likeliest tokens. -1: all."""
 
 
+class Server(Section):
+    """``actor_rollout_ref.rollout.server``: engines in processes of their own (vllm_server)."""
+
+    replicas: Count
+    """Servers started on each node; prompts are dealt out over them."""
+    start_timeout_s: Positive
+    """Longest wait for a server to be ready."""
+
+
+class Agent(Section):
+    """``actor_rollout_ref.rollout.agent``: responses of several turns."""
+
+    name: Text | None
+    """``calculator``, or the name of a class in ``path``. null: one turn, no tools."""
+    path: Text | None
+    """Python file that holds the class ``name``."""
+    max_turns: Count
+    """Most turns that the model speaks in one response."""
+    turn_timeout_s: Positive
+    """Longest time of one tool call; after it the model is told so."""
+    max_observation_length: Count
+    """Most tokens of what a tool answers; the rest is cut."""
+
+
 class Rollout(Section):
     """``actor_rollout_ref.rollout``."""
 
-    name: Literal["hf", "vllm"]
-    """Generation engine."""
+    name: Literal["hf", "vllm", "vllm_server"]
+    """Generation engine: transformers; vLLM in the trainer's process; vLLM in processes of its own, over HTTP."""
     n: Count
     """Responses of a prompt: the group of GRPO."""
     temperature: Positive
@@ -46,8 +70,8 @@ class Rollout(Section):
     """Longest prompt, tokens. Follows ``data.max_prompt_length``."""
     response_length: Count
     """Longest response, tokens. Follows ``data.max_response_length``."""
-    batch_size: Count | None
-    """Sequences that a rank generates at once (hf). null: all."""
+    max_num_seqs: Count
+    """Sequences that an engine generates at once; a finished one makes room for the next."""
     calculate_log_probs: bool
     """Keep the log-probs under which tokens were drawn."""
     log_prob_use_dynamic_bsz: bool
@@ -64,6 +88,18 @@ class Rollout(Section):
     """GPUs that share one generation engine (vllm)."""
     enable_chunked_prefill: bool
     """Cut long prompts into chunks (vllm)."""
+    streaming: bool
+    """Judge responses and run the reference on them while others are still generated. false: phase by phase."""
+    over_sampling: Annotated[float, Field(ge=1)]
+    """Begin this times as many prompts as a step needs and stop when enough are finished."""
+    one_step_off: bool
+    """Generate the next step's responses while this one's are trained on (vllm_server)."""
+    timeout_s: Positive
+    """An engine without a new token for so long counts as hung and is restarted."""
+    max_restarts: Whole
+    """Restarts of an engine in a row before the run saves and ends."""
+    server: Server
+    agent: Agent
     val_kwargs: ValKwargs
 
 

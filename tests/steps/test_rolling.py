@@ -1,0 +1,97 @@
+"""A step's rollouts: what is drawn, by which weights, what is left over, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.steps.rolling_parts import DATA, make_rolling
+from trainer.checkpoint.state import decode, encode
+from trainer.steps.rolling import Rolling
+from trainer.steps.sampler import Rollouts
+from trainer.tracking import Timers
+
+STEPS = 4
+
+
+def text(rollouts: Rollouts) -> list[Any]:
+    rows = zip(rollouts.prompts, rollouts.samples, rollouts.scores, strict=True)
+    return [(place, s.response_ids.tolist(), s.log_probs.tolist(), s.version, score.value) for place, s, score in rows]
+
+
+def run(rolling: Rolling, engine: Any, first: int = 1, last: int = STEPS) -> list[Any]:
+    found = []
+    for step in range(first, last + 1):
+        asks, rollouts = rolling.collect(step, step - 1, Timers(), last=step == STEPS)
+        found.append([(asks[place].example.index, *rest) for place, *rest in text(rollouts)])
+        engine.train()
+    return found
+
+
+def test_scores_belong_to_their_samples_and_streaming_changes_nothing() -> None:
+    streamed, engine, _ = make_rolling()
+    found = run(streamed, engine)
+    assert found == run(*make_rolling(streaming=False)[:2])
+    assert [[i for i, *_ in step] for step in found] == [
+        [i for i in range(4 * k, 4 * k + 4) for _ in range(2)] for k in range(STEPS)
+    ]
+    for step, rows in enumerate(found):
+        for _, ids, log_probs, version, score in rows:
+            assert len(ids) == len(log_probs) == score and version == step
+
+
+def test_weights_that_are_handed_over_are_those_at_hand() -> None:
+    rolling, engine, rollout = make_rolling(copied=True)
+    assert run(rolling, engine) == run(*make_rolling()[:2])
+    assert rollout.calls == ["start", *(c for v in range(STEPS) for c in ("wake", f"weights {v}", "sleep"))]  # type: ignore[attr-defined]
+    assert engine.whole == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_over_sampling_loses_no_prompt_and_keeps_what_it_may(staleness: int) -> None:
+    rolling, engine, _ = make_rolling(over=2.0, staleness=staleness)
+    found = run(rolling, engine)
+    trained = [i for step in found for i, *_ in step[::2]]
+    left = [a.example.index for a in rolling.prompts._waiting]
+    assert sorted(trained + left) == list(range(len(trained) + len(left))) and len(trained) == 4 * STEPS
+    lags = [step - version for step, rows in enumerate(found) for _, _, _, version, _ in rows]
+    assert (max(lags) > 0) == (staleness > 0) and max(lags) <= staleness
+
+
+def test_one_step_off_draws_with_the_weights_before() -> None:
+    rolling, engine, _ = make_rolling(copied=True, staleness=1, one_step_off=True)
+    found = run(rolling, engine)
+    assert [{version for _, _, _, version, _ in rows} for rows in found] == [{0}, {0}, {1}, {2}]
+    assert [rows[0][0] for rows in found] == [0, 4, 8, 12]
+    rolling.close()
+
+
+@pytest.mark.parametrize("how", [{"over": 1.5, "staleness": 2}, {"copied": True, "staleness": 1, "one_step_off": True}])
+def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same(how: dict[str, Any]) -> None:
+    whole, engine, _ = make_rolling(**how)
+    first = run(whole, engine, last=2)
+    whole.settle()
+    saved = encode(whole.prompts.state_dict())
+    rest = run(whole, engine, first=3)
+    again, other, _ = make_rolling(**how)
+    again.prompts.load_state_dict(decode(saved), DATA)
+    loaded = 4 * 2 if not how.get("one_step_off") else 4 * 3
+    drawn = {i for rows in first for i, *_ in rows} | {a.example.index for a in again.prompts._waiting}
+    while loaded < len(drawn) or loaded <= max(drawn):
+        loaded += 4
+    for _ in range(loaded // 4):  # the loader's own position
+        next(again.prompts._batches)
+    other.train()
+    other.train()
+    assert run(again, other, first=3) == rest
+    whole.close()
+    again.close()
+
+
+def test_an_error_in_generation_ends_the_judging() -> None:
+    rolling, _, rollout = make_rolling()
+    rollout.module.lm_head.weight.data.fill_(float("nan"))  # type: ignore[union-attr,operator]
+    with pytest.raises(FloatingPointError):
+        rolling.collect(1, 0, Timers(), last=False)
+    assert rolling.sampler.scorer.idle() == []

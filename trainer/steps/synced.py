@@ -1,0 +1,50 @@
+"""The generation engine and the trained weights: whole, or handed over, before anything is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from trainer.parallel.engine import Engine
+from trainer.parallel.weights import whole_weights
+from trainer.rollout import RolloutEngine
+from trainer.tracking import Timers
+
+
+class Synced:
+    """One rank's generation engine, started when it is first needed. All ranks call ``ready`` together."""
+
+    def __init__(self, rollout: RolloutEngine, engine: Engine) -> None:
+        self.rollout = rollout
+        self._engine = engine
+        self._started = False
+        self._version: int | None = None
+
+    @contextmanager
+    def ready(self, version: int, timers: Timers, *, prefix: str = "", stay: bool = False) -> Iterator[None]:
+        """Within: the engine is awake and has the weights at hand, which are ``version``; then memory goes back to
+        training unless it is to ``stay``. Timers: ``reshard`` for all of that, ``sync`` for the handing over alone.
+        """
+        with ExitStack() as whole:
+            with timers(prefix + "reshard"):
+                if not self._started:
+                    self.rollout.start()
+                    self._started = True
+                self.rollout.wake()
+                if self.rollout.shares_weights:
+                    whole.enter_context(self._engine.whole_weights())
+                    self.rollout.update_weights((), version)
+                elif self._version != version:
+                    with timers(prefix + "sync"):
+                        weights = whole_weights(self._engine.module, sharded=self._engine.settings.zero_stage == 3)
+                        self.rollout.update_weights(weights, version)
+                self._version = version
+            yield
+        if not stay:
+            with timers(prefix + "reshard"):
+                self.rollout.sleep()
+                self._engine.trim()
+
+    def close(self) -> None:
+        """End the engine."""
+        self.rollout.close()
