@@ -170,7 +170,7 @@ def test_agents_are_found_by_name(tmp_path: Path) -> None:
         ("Sync", str(file), "has no 'async def step"),
         ("Search", str(tmp_path / "min.py"), "there is no file"),
     ]:
-        with pytest.raises(UserError, match="actor_rollout_ref.rollout.agent") as error:
+        with pytest.raises(UserError, match=r"actor_rollout_ref\.rollout\.agent") as error:
             load_agent(name, path)
         assert says in str(error.value)
 

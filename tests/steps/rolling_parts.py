@@ -1,4 +1,4 @@
-"""The real parts of a rank's rollouts around a small model: sampler, engine, prompts; and an engine with own weights."""
+"""The real parts of a rank's rollouts around a small model, and an engine with weights of its own."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ UNSUPPORTED: dict[str, str] = {
         "activation offload is not built; use actor_rollout_ref.model.enable_gradient_checkpointing"
     ),
     "actor_rollout_ref.rollout.multi_turn": "use actor_rollout_ref.rollout.agent",
-    "actor_rollout_ref.rollout.mode": "use actor_rollout_ref.rollout.name=vllm, or vllm_server for processes of their own",
+    "actor_rollout_ref.rollout.mode": "use actor_rollout_ref.rollout.name: hf, vllm or vllm_server",
     "actor_rollout_ref.rollout.engine_kwargs": "engine arguments are not passed on; use the keys of rollout",
     "actor_rollout_ref.rollout.enforce_eager": "vllm decides it; leave the key out",
     "actor_rollout_ref.rollout.free_cache_engine": "the engine always gives its memory back; leave the key out",

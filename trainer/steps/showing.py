@@ -8,8 +8,8 @@ from typing import Any
 
 from trainer.data import Batch
 from trainer.steps.context import Context
-from trainer.steps.sampler import shares
 from trainer.steps.keeping import Keeper
+from trainer.steps.sampler import shares
 from trainer.steps.stowed import StowageWatch
 from trainer.steps.update import Update
 from trainer.steps.validate import validate
