@@ -34,6 +34,7 @@ from trainer.steps.sampler import Sampler
 from trainer.steps.stow import Stowage
 from trainer.steps.synced import Synced
 from trainer.tracking import Timers
+from trainer.tracking.perf import memory_in_use
 
 AUTO = "auto"
 MEASURE_LATER = 0
@@ -205,7 +206,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         cost=CostModel.from_shape(loaded.shape, recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing),
         kl=make_kl_controller(ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon),
         scorer=scorer,
-        timers=Timers(synchronize=_synchronizer(world.device)),
+        timers=Timers(synchronize=_synchronizer(world.device), memory=lambda: memory_in_use(world.device)),
     )
     if AUTO in (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu):
         _measure(context, longest=config.data.max_prompt_length + config.data.max_response_length)

@@ -42,7 +42,7 @@ def rl_batch(ctx: Context, step: int) -> tuple[Batch, dict[str, float]]:
     batch = gather(mine, ctx.world)
     groups, response_lengths = mean_response_lengths(batch)
     rolling.prompts.observe([asks[g].example for g in groups], response_lengths)
-    metrics = experience_metrics(batch, version)
+    metrics = experience_metrics(batch, version) | rolling.stats()
     actor, algorithm = ctx.config.actor_rollout_ref.actor, ctx.config.algorithm
     if algorithm.max_staleness:
         # Older weights drew some of it: the ratio of PPO is to the policy that did.

@@ -37,6 +37,7 @@ class Rolling:
         self._one_step_off = one_step_off
         self._ahead: _Drawn | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._stats: dict[str, float] = {}
 
     def collect(
         self, step: int, version: int, timers: Timers, *, last: bool, finished: Told | None = None
@@ -51,10 +52,11 @@ class Rolling:
             with timers("gen"):  # what is left of it
                 drawn.rollouts.result()
         rollouts = drawn.rollouts.result()
+        self._stats = dict(self._synced.rollout.stats())
         self._give_back(drawn.asks, rollouts)
         if self._one_step_off and not last:
             with self._synced.ready(version, timers, stay=True):
-                self._ahead = self._begin(step + 1, version)
+                self._ahead = self._begin(step + 1, version, timers)
         return drawn.asks, rollouts
 
     def settle(self) -> None:
@@ -69,20 +71,26 @@ class Rolling:
         parts = {place: rollouts.samples[i : i + n] for i, place in enumerate(rollouts.prompts) if i % n == 0}
         self.prompts.give_back(unfinished(drawn.asks, share_samples({**parts, **rollouts.unfinished}, n, self._world)))
 
+    def stats(self) -> dict[str, float]:
+        """``rollout/*``: what the engine says of its last generation."""
+        return {f"rollout/{name}": float(value) for name, value in self._stats.items()}
+
     def close(self) -> None:
         """Forget what is drawn ahead. Close the engine first: then it ends at once."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, step: int, version: int, timers: Timers, finished: Told | None) -> _Drawn:
-        asks = self.prompts.take(self.want, step, version)
+        with timers("data_wait"):
+            asks = self.prompts.take(self.want, step, version)
         result: Future[Rollouts] = Future()
         with self._synced.ready(version, timers, stay=self._one_step_off):
             result.set_result(self._roll(asks, self._share(asks), timers, finished))
         return _Drawn(asks, result)
 
-    def _begin(self, step: int, version: int) -> _Drawn:
-        asks = self.prompts.take(self.want, step, version)
+    def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
+        with timers("data_wait"):
+            asks = self.prompts.take(self.want, step, version)
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
         return _Drawn(asks, self._pool.submit(self._roll, asks, self._share(asks), Timers(), None))
 

@@ -96,6 +96,7 @@ class Show:
         ctx, world = self._ctx, self._ctx.world
         plan = updates[-1].plan
         seconds = ctx.timers.seconds("step")
+        reshard = ctx.timers.seconds("reshard") / seconds if seconds else 0.0
         ctx.productive_s += seconds
         shape, lengths = ctx.loaded.shape, batch.lengths.tolist()
         budgets = [int(b) for b in plan.budgets]
@@ -114,6 +115,7 @@ class Show:
             ),
             **world.max(memory_metrics(world.device)),
             **ctx.timers.end_step(),
+            **({"timing/reshard_share": reshard} if ctx.is_rl else {}),
             **self._stowed.update(step, updates),
             "training/samples_seen": float(ctx.samples_seen),
             "training/epoch": float(ctx.loader.epoch),

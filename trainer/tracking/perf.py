@@ -94,6 +94,11 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
     return metrics
 
 
+def memory_in_use(device: torch.device) -> float:
+    """GiB that this process holds right now: allocated on its device, or resident on a CPU."""
+    return (torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident_bytes()) / GB
+
+
 def _resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,8 @@ class Timers:
     """``with timers("gen"):`` adds to the seconds of phase ``gen`` in this step.
 
     ``window``: steps over which mean and standard deviation are taken. ``synchronize`` (``torch.cuda.synchronize`` on a
-    GPU) runs at both ends of a phase, so that queued kernels count where they were launched.
+    GPU) runs at both ends of a phase, so that queued kernels count where they were launched. ``memory``: GiB in use,
+    asked at the end of each phase.
     """
 
     def __init__(
@@ -21,10 +22,13 @@ class Timers:
         window: int = 50,
         *,
         synchronize: Callable[[], None] | None = None,
+        memory: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._synchronize = synchronize
+        self._memory = memory
         self._clock = clock
+        self._used: dict[str, float] = {}
         self._step: dict[str, float] = {}
         self._window: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
 
@@ -36,6 +40,8 @@ class Timers:
             yield
         finally:
             self.add(name, self._now() - start)
+            if self._memory is not None:
+                self._used[name] = self._memory()
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds measured elsewhere."""
@@ -46,7 +52,8 @@ class Timers:
         return self._step.get(name, 0.0)
 
     def end_step(self) -> dict[str, float]:
-        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window; then start the next.
+        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window, and ``perf/memory_gb/NAME``
+        at its end; then start the next.
 
         ``/std`` is the sample standard deviation and 0 for a single step. All values are seconds.
         """
@@ -57,7 +64,8 @@ class Timers:
             metrics[f"timing/{name}"] = seconds
             metrics[f"timing/{name}/mean"] = statistics.fmean(window)
             metrics[f"timing/{name}/std"] = statistics.stdev(window) if len(window) > 1 else 0.0
-        self._step = {}
+        metrics |= {f"perf/memory_gb/{name}": used for name, used in self._used.items()}
+        self._step, self._used = {}, {}
         return metrics
 
     def _now(self) -> float:
