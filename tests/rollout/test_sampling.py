@@ -52,3 +52,21 @@ def test_truncation_is_that_of_transformers(top_k: int, top_p: float) -> None:
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(None, expected)
     assert torch.equal(truncate(scores, top_k, top_p), expected)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 128, 1000])
+def test_draws_are_those_of_one_plain_sum_and_never_impossible(vocabulary: int) -> None:
+    """Blocks change nothing but at borders, and rounding never picks a token of probability 0."""
+    draws = torch.Generator().manual_seed(vocabulary)
+    scores = torch.randn(400, vocabulary, generator=draws) * 4
+    scores[torch.rand(scores.shape, generator=draws) < 0.5] = -torch.inf
+    scores[:, 2] = 0.0
+    u = torch.rand(400, generator=draws, dtype=torch.float64)
+    u[:50], u[50:100] = 0.5 / 2**32, 1 - 0.5 / 2**32
+    token, norm = draw(scores, u)
+    assert torch.isfinite(scores.gather(1, token[:, None])).all()
+    torch.testing.assert_close(norm, scores.logsumexp(-1))
+    cdf = scores.double().softmax(-1).cumsum(-1)
+    upper = cdf.gather(1, token[:, None])[:, 0]
+    lower = torch.where(token > 0, cdf.gather(1, (token[:, None] - 1).clamp(min=0))[:, 0], 0.0)
+    assert (lower - 1e-6 <= u).all() and (u <= upper + 1e-6).all()

@@ -1,0 +1,75 @@
+"""``python -m benchmarks.rollout``: tokens per second of the generation engines beside transformers' plain generate.
+
+The same GSM8K prompts, eight responses to each, the same weights in float32, one process with all processors; each way
+is warmed up, then all take turns. Only tokens up to a response's end count. A figure is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from statistics import fmean, median
+from time import perf_counter
+
+import torch
+
+from benchmarks.generating import Case, Generate, hf, load, plain, read_prompts, through_engine
+from benchmarks.harness import Report, arguments
+
+PLAIN = "transformers generate"
+TINY, SMOLLM2 = "builtin:tiny", "builtin:smollm2"
+BAR = 2.0
+"""Speed of the hf engine in plain batched generation's."""
+
+
+def cases(quick: bool, model: str | None) -> list[Case]:
+    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 3), Case(SMOLLM2, 8, 8, 128, 2)]
+    return [c for c in everything if model in (None, c.model)]
+
+
+def take_turns(ways: dict[str, Generate], rounds: int) -> dict[str, list[tuple[float, list[int]]]]:
+    """Seconds and response lengths of each way and round; every other round in the opposite order."""
+    for generate in ways.values():
+        generate(0)
+    found: dict[str, list[tuple[float, list[int]]]] = {name: [] for name in ways}
+    for number in range(1, rounds + 1):
+        for name in list(ways) if number % 2 else reversed(ways):
+            began = perf_counter()
+            lengths = ways[name](number)
+            found[name].append((perf_counter() - began, lengths))
+    return found
+
+
+def measure(case: Case, report: Report, quick: bool) -> None:
+    loaded = load(case.model)
+    prompts = read_prompts(loaded, case.prompts)
+    ways = {PLAIN: plain(loaded, case, prompts), "hf": through_engine(hf(loaded), case, prompts)}
+    found = take_turns(ways, case.rounds)
+    speeds = {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
+    for name, rounds in found.items():
+        report.add(
+            model=case.model,
+            way=name,
+            responses=case.prompts * case.n,
+            prompt_tokens=fmean(map(len, prompts)),
+            response_tokens=fmean(n for _, lengths in rounds for n in lengths),
+            limit=case.limit,
+            seconds=median(s for s, _ in rounds),
+            tokens_per_s=speeds[name],
+            times_plain=speeds[name] / speeds[PLAIN],
+        )
+    report.check(f"{case.model}: hf against {PLAIN}, speed", speeds["hf"] / speeds[PLAIN], 1.0 if quick else BAR)
+
+
+def main(argv: list[str] | None = None) -> int:
+    only = {"choices": (TINY, SMOLLM2), "help": "only this model (--quick has the first alone)"}
+    args = arguments(__doc__ or "", argv, model=only)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    report = Report("Generation: the same prompts and weights")
+    for case in cases(args.quick, args.model):
+        measure(case, report, args.quick)
+    return report.finish(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
