@@ -26,8 +26,13 @@ STAGES = {"sft": [*SFT, EACH_STEP], "grpo": GRPO}
 RUNS = [(stage, ranks) for stage in STAGES for ranks in (1, 2)]
 
 
+LEFT_OVER = ["actor_rollout_ref.rollout.over_sampling=1.5", "algorithm.max_staleness=1"]
+"""Prompts that one step began and another ends: they too have to come back from a checkpoint."""
+
+
 def arguments(stage: str, ranks: int) -> list[str]:
-    return [*STAGES[stage], f"trainer.total_training_steps={STEPS}", f"trainer.n_gpus_per_node={ranks}"]
+    more = LEFT_OVER if (stage, ranks) == ("grpo", 2) else []
+    return [*STAGES[stage], *more, f"trainer.total_training_steps={STEPS}", f"trainer.n_gpus_per_node={ranks}"]
 
 
 @pytest.fixture(scope="module")

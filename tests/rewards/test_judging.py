@@ -85,6 +85,6 @@ def test_an_error_among_them_is_raised_once_and_names_the_prompt() -> None:
         judging = scorer.judging()
         judging.submit(request("1"))
         judging.submit(request("x", index=7))
-        with pytest.raises(UserError, match="mine raised ValueError.*prompt 7"):
+        with pytest.raises(UserError, match=r"mine raised ValueError.*prompt 7"):
             judging.results()
         assert [s.value for s in scorer.score([request("5")])] == [5.0]
