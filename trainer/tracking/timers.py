@@ -52,8 +52,8 @@ class Timers:
         return self._step.get(name, 0.0)
 
     def end_step(self) -> dict[str, float]:
-        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window, ``perf/memory_gb/NAME`` at
-        its end; then start the next.
+        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window, ``perf/memory_gb/NAME``
+        at its end; then start the next.
 
         ``/std`` is the sample standard deviation and 0 for a single step. All values are seconds.
         """
