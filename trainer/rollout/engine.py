@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase
-
-from trainer.config.schema import Rollout
 from trainer.errors import UserError, nearest
-from trainer.models import LoadedModel
-from trainer.parallel.world import World
-from trainer.rollout.protocol import RolloutEngine
 from trainer.rollout.settings import KEY
 
-ENGINES = ("hf",)
+if TYPE_CHECKING:  # an engine's own process imports this package, and has no use for transformers
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from trainer.config.schema import Rollout
+    from trainer.models import LoadedModel
+    from trainer.parallel.world import World
+    from trainer.rollout.protocol import RolloutEngine
+
+ENGINES = ("hf", "vllm", "vllm_server")
 
 
 def make_engine(rollout: Rollout, loaded: LoadedModel, module: nn.Module, world: World, run_dir: Path) -> RolloutEngine:
@@ -27,6 +30,10 @@ def make_engine(rollout: Rollout, loaded: LoadedModel, module: nn.Module, world:
         from trainer.rollout.hf import HfEngine
 
         return HfEngine(module, eos_ids=eos_ids(module, loaded.tokenizer), max_num_seqs=rollout.max_num_seqs)
+    if rollout.name in ("vllm", "vllm_server"):
+        from trainer.rollout.vllm.make import make_vllm_engine
+
+        return make_vllm_engine(rollout, loaded, world, run_dir, eos_ids=eos_ids(module, loaded.tokenizer))
     raise UserError(
         f"{KEY}.name={rollout.name}: no such engine{nearest(rollout.name, ENGINES)}. There is {', '.join(ENGINES)}"
     )

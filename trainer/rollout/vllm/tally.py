@@ -28,6 +28,10 @@ class Request:
     max_tokens: int
     seed: int
 
+    def renamed(self, key: str) -> Request:
+        """The same under another key."""
+        return replace(self, key=key)
+
 
 @dataclass
 class _Row:
@@ -59,8 +63,11 @@ class Tally:
                 begun = group.begun[place] if group.begun else None
                 drawn = [] if begun is None else begun.response_ids.tolist()
                 left = sampling.max_response_length - len(drawn)
-                if begun is not None and (begun.finish_reason != "aborted" or left <= 0):
-                    samples.append(begun if begun.finish_reason != "aborted" else replace(begun, finish_reason="length"))
+                if begun is not None and begun.finish_reason != "aborted":
+                    samples.append(begun)
+                    continue
+                if begun is not None and left <= 0:
+                    samples.append(replace(begun, finish_reason="length"))
                     continue
                 samples.append(None)
                 key = f"{number}.{place}"
@@ -94,20 +101,13 @@ class Tally:
         row.log_probs += log_probs
         self.tokens += len(token_ids)
 
-    def end(self, key: str, reason: FinishReason) -> None:
-        """This response is whole."""
+    def end(self, key: str, reason: str | None) -> None:
+        """This response is whole: "stop" by an end token, else by its limit."""
         row = self._open.pop(key)
         request = row.request
-        self._done[request.number][request.place] = self._sample(row, reason)
+        self._done[request.number][request.place] = self._sample(row, "stop" if reason == "stop" else "length")
         if None not in self._done[request.number]:
             self._ready.append(request.number)
-
-    def lose(self, key: str) -> Request:
-        """What came of this request went down with its server: it is drawn again, by the same random numbers."""
-        row = self._open[key]
-        self.tokens -= len(row.token_ids)
-        self._open[key] = _Row(row.request)
-        return row.request
 
     def take(self) -> list[Finished]:
         """Groups that became whole since the last call."""
@@ -121,6 +121,10 @@ class Tally:
         left = sorted({row.request.number for row in self._open.values()} | set(self._ready))
         self._open, self._ready = {}, left
         return self.take()
+
+    def stats(self) -> dict[str, float]:
+        """What every engine counts."""
+        return {"tokens": float(self.tokens), "prompt_tokens": float(self.prompt_tokens)}
 
     def _sample(self, row: _Row, reason: FinishReason) -> Sample:
         ids, log_probs = torch.tensor(row.token_ids, dtype=torch.int64), torch.tensor(row.log_probs)

@@ -11,11 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.rollout.vllm.shared import read_shared
+
+SCALE = "plimsoll_scale"
+"""Extra argument of a request: its log-probs are of softmax(logits / scale)."""
+
 
 class Extension:
     """Methods that vLLM's worker gains."""
 
     model_runner: Any
+
+    def plimsoll_prepare(self) -> None:
+        """From now on log-probs are of softmax(logits / scale) over the whole vocabulary, with each request's scale.
+
+        vLLM's own choices are those before the temperature, and those after it *and* after top-p and top-k.
+        """
+        runner = self.model_runner
+
+        def log_probs(logits: Tensor) -> Tensor:
+            scales = [runner.requests[key].sampling_params.extra_args[SCALE] for key in runner.input_batch.req_ids]
+            if len(scales) != len(logits):
+                raise RuntimeError(f"{len(logits)} rows of logits for {len(scales)} requests")
+            return (logits.float() / torch.tensor(scales, device=logits.device)[:, None]).log_softmax(dim=-1)
+
+        runner.sampler.compute_logprobs = log_probs
 
     def plimsoll_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the trainer's weights, under their names there; vLLM's loader fuses, splits and packs them."""
@@ -23,16 +43,10 @@ class Extension:
             self.model_runner.reload_weights(weights_iterator=iter(weights))
         _pack_tied_head(self.model_runner.get_model())
 
-    def plimsoll_scale(self, scale: float) -> None:
-        """From now on log-probs are of softmax(logits / ``scale``) over the whole vocabulary.
-
-        vLLM's own choices are those before the temperature, and those after it *and* after top-p and top-k.
-        """
-
-        def log_probs(logits: Tensor) -> Tensor:
-            return (logits.float() / scale).log_softmax(dim=-1)
-
-        self.model_runner.sampler.compute_logprobs = log_probs
+    def plimsoll_load_shared(self, path: str, table: str) -> None:
+        """The same from the memory that the trainer shares."""
+        with read_shared(path, table) as weights:
+            self.plimsoll_load(weights)
 
 
 def _pack_tied_head(model: Any) -> None:

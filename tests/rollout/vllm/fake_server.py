@@ -1,0 +1,79 @@
+"""A server without vLLM: its core draws tokens that follow from the seed, and misbehaves where a prompt says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.rollout.vllm.core import Drawing, Drawn
+from trainer.rollout.vllm.serve import serve
+from trainer.rollout.vllm.shared import read_shared
+from trainer.rollout.vllm.tally import Request
+
+DIE, HANG, FREEZE, BREAK, SLOW = 901, 902, 903, 904, 905
+"""Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step raises; once each, the
+first time that the file beside the spec is not there. SLOW: a step takes its time, always.
+"""
+
+
+class FakeCore:
+    """One token per step for all; the weights are one number, which is added to each log-prob."""
+
+    def __init__(self, marks: Path) -> None:
+        self._marks, self._rows, self._weight = marks, {}, float("nan")  # type: ignore[var-annotated]
+
+    @property
+    def open(self) -> int:
+        return len(self._rows)
+
+    def add(self, request: Request, drawing: Drawing) -> None:
+        self._rows[request.key] = (request, drawing, [], [])
+
+    def step(self) -> list[Drawn]:
+        ended = []
+        for key, (request, drawing, ids, log_probs) in list(self._rows.items()):
+            if len(ids) == 2:
+                self._misbehave(request.prompt_ids)
+            ids.append((request.seed + len(ids)) % 100)
+            log_probs.append(self._weight - ids[-1] * drawing.scale)
+            if len(ids) == request.max_tokens:
+                ended.append(Drawn(key, ids, log_probs, "length"))
+                del self._rows[key]
+        return ended
+
+    def abort(self, keys: Iterable[str]) -> list[Drawn]:
+        wanted = [key for key in list(keys) if key in self._rows]
+        return [Drawn(key, *self._rows.pop(key)[2:], None) for key in wanted]
+
+    def load_shared(self, path: str, table: str) -> None:
+        with read_shared(path, table) as weights:
+            self._weight = float(next(iter(weights))[1].sum())
+
+    def _misbehave(self, prompt: list[int]) -> None:
+        if SLOW in prompt:
+            time.sleep(0.01)
+        for token in {DIE, HANG, FREEZE, BREAK} & set(prompt):
+            if prompt[-1] == token or not (mark := self._marks / f"did-{token}").exists():
+                if prompt[-1] != token:
+                    mark.touch()
+                if token == BREAK:
+                    raise RuntimeError("a step that went wrong")
+                if token == HANG:
+                    time.sleep(600)
+                os.kill(os.getpid(), signal.SIGKILL if token == DIE else signal.SIGSTOP)
+
+
+def load(arguments: dict[str, Any]) -> Any:
+    if arguments["dtype"] == "refused":
+        raise UserError("vLLM refuses this model")
+    return FakeCore(Path(arguments["model"]).parent)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Path(sys.argv[1]), load))

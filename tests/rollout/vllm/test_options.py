@@ -1,0 +1,105 @@
+"""Each setting that vLLM can't work with is one message, before vLLM is loaded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.config.helpers import load, run_of
+from trainer.batching.cost import ModelShape
+from trainer.config.schema import Rollout
+from trainer.errors import UserError
+from trainer.parallel.world import World
+from trainer.rollout.vllm import options as module
+from trainer.rollout.vllm.options import Options, options, server_environments
+
+SHAPE = ModelShape(hidden=128, layers=5, heads=4, kv_heads=2, ffn=384, vocab=512, head_dim=32)
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+
+
+def rollout(**changes: Any) -> Rollout:
+    base: dict[str, Any] = {
+        "name": "vllm", "prompt_length": 40, "response_length": 88, "max_num_seqs": 16, "max_num_batched_tokens": 256,
+        "gpu_memory_utilization": 0.5, "enable_chunked_prefill": True, "tensor_model_parallel_size": 1,
+    }  # fmt: skip
+    made = load(run_of()).actor_rollout_ref.rollout
+    return made.model_copy(update=base | changes)
+
+
+def world(device: str = "cpu") -> World:
+    return World(rank=0, size=1, local_rank=0, device=torch.device(device), cpu_group=None)  # type: ignore[arg-type]
+
+
+def made(shape: ModelShape = SHAPE, **changes: Any) -> Options:
+    return options(rollout(**changes), shape, torch.float32, world())
+
+
+def test_every_key_is_passed_on() -> None:
+    arguments = made().arguments("/m")
+    assert arguments["max_model_len"] == 128 and arguments["max_num_seqs"] == 16
+    assert arguments["max_num_batched_tokens"] == 256 and arguments["enable_chunked_prefill"] is True
+    assert arguments["gpu_memory_utilization"] == 0.5 and arguments["tensor_parallel_size"] == 1
+    assert arguments["dtype"] == "float32" and arguments["load_format"] == "dummy"
+    assert made(max_num_batched_tokens=[300, 200]).max_num_batched_tokens == 300
+    assert "max_num_batched_tokens" not in made(max_num_batched_tokens="auto").arguments("/m")
+    split = made(name="vllm_server", tensor_model_parallel_size=2).arguments("/m")
+    assert split["distributed_executor_backend"] == "mp" and arguments["distributed_executor_backend"] == "uni"
+
+
+def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = 2 * 5 * 2 * 32 * 4
+    assert made().cache_bytes == (16 * 4 + 1) * 32 * token
+    assert made(max_num_seqs=10**6, max_num_batched_tokens=10**6).cache_bytes == GIB
+    assert options(rollout(max_num_seqs=200_000, max_num_batched_tokens=200_000), SHAPE, torch.float32, world(),
+                   local_ranks=2).cache_bytes == GIB // 2  # fmt: skip
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    assert made().cache_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, "tokens=100 is below the longest"),
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens=8 is below .*max_num_seqs=16"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size=2: an engine in the trainer's process"),
+        ({"name": "vllm_server", "tensor_model_parallel_size": 3}, "can't be split so; it takes 1, 2, 4"),
+        ({"response_length": 10**6, "max_num_batched_tokens": 2 * 10**6}, "one sequence of 1000040 tokens needs"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        made(**changes)
+
+
+def test_models_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match=r"heads have 24 features.*Set .*rollout\.name=hf"):
+        made(ModelShape(hidden=96, layers=5, heads=4, kv_heads=2, ffn=384, vocab=512))
+
+
+def test_a_machine_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="vLLM is not installed here"):
+        made()
+
+
+def test_servers_have_cores_or_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,9")
+    two = load(run_of()).actor_rollout_ref.rollout.server.model_copy(update={"replicas": 2})
+    wanted = rollout(name="vllm_server", server=two, tensor_model_parallel_size=2)
+    assert [e["OMP_NUM_THREADS"] for e in server_environments(wanted, world(), local_ranks=4)] == ["2", "2"]
+    found = server_environments(wanted, world("cuda"), local_ranks=4)
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["4,5", "6,9"]
+    with pytest.raises(UserError, match=r"replicas=2 x .*size=2 GPUs of servers and 5 that train are more than the 8"):
+        server_environments(wanted, world("cuda"), local_ranks=5)

@@ -1,0 +1,153 @@
+"""Servers that crash, hang or refuse, and what their trainer makes of it: without vLLM, whose core is replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, HANG, SLOW
+from trainer.errors import UserError
+from trainer.parallel.world import World
+from trainer.rollout import EngineFailed, Finished, Group, Sampling
+from trainer.rollout.vllm.keeper import Limits
+from trainer.rollout.vllm.options import Options
+from trainer.rollout.vllm.servers import VllmServerEngine
+from trainer.rollout.vllm.web import HOST
+
+SAMPLING = Sampling(max_response_length=6, temperature=0.5)
+ROOT = Path(__file__).parents[3]
+Make = Callable[..., VllmServerEngine]
+
+
+def start_engine(
+    folder: Path, *, replicas: int = 1, dtype: str = "float32", timeout_s: float = 30.0, restarts: int = 1
+) -> VllmServerEngine:
+    """An engine over fake servers, not started."""
+    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
+    return VllmServerEngine(
+        SimpleNamespace(model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)),  # type: ignore[arg-type]
+        Options(
+            max_model_len=32, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=1,
+            chunked_prefill=True, gpu_memory_utilization=0.5, cache_bytes=None, dtype=dtype, on_cpu=True,
+        ),
+        World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None),  # type: ignore[arg-type]
+        eos_ids=[1],
+        folder=folder,
+        replicas=replicas,
+        limits=Limits(start_timeout_s=60.0, timeout_s=timeout_s, max_restarts=restarts),
+        env=[{"PYTHONPATH": str(ROOT)}] * replicas,
+        module="tests.rollout.vllm.fake_server",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Engines over fake servers, with weights; all are closed."""
+    engines = []
+
+    def start(**how: Any) -> VllmServerEngine:
+        engine = start_engine(tmp_path / "vllm", **how)
+        engines.append(engine)
+        engine.start()
+        engine.update_weights([("w", torch.tensor([3.0]))], 1)
+        return engine
+
+    yield start
+    for engine in engines:
+        pids = engine.pids
+        engine.close()
+        engine.close()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def groups(*marks: int, size: int = 3, tail: int = 5) -> list[Group]:
+    return [
+        Group(prompt_ids=[10 + k, *marks, tail], sample_ids=range(size * k, size * (k + 1)), step=2) for k in range(4)
+    ]
+
+
+def drawn(finished: list[Finished]) -> dict[int, list[tuple[list[int], list[float], str, int]]]:
+    assert len({f.number for f in finished}) == len(finished)
+    return {
+        f.number: [(s.response_ids.tolist(), s.log_probs.tolist(), s.finish_reason, s.version) for s in f.samples]
+        for f in finished
+    }
+
+
+def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
+    engine = make(replicas=2)
+    first = drawn(list(engine.generate(groups(), SAMPLING, seed=1)))
+    assert sorted(first) == [0, 1, 2, 3] and {len(s) for s in first.values()} == {3}
+    assert drawn(list(engine.generate(groups(), SAMPLING, seed=1))) == first
+    assert engine.stats()["tokens"] == 72 and engine.stats()["restarts"] == 0 and 0 < engine.stats()["busy_rows"] <= 1
+    ids, log_probs, reason, version = first[0][0]
+    assert log_probs == [3.0 - i / 2 for i in ids] and (reason, version) == ("length", 1)
+    engine.update_weights([("w", torch.tensor([5.0]))], 2)
+    ids, log_probs, _, version = drawn(list(engine.generate(groups(), SAMPLING, seed=1)))[0][0]
+    assert log_probs == [5.0 - i / 2 for i in ids] and version == 2
+    # A stop: every group comes back, and can be gone on with.
+    long = Sampling(max_response_length=20)
+    under_way = engine.generate(groups(SLOW), long, seed=1)
+    left = under_way.stop()
+    assert sorted(f.number for f in left) == [0, 1, 2, 3] and under_way.stop() == []
+    assert {s.finish_reason for f in left for s in f.samples} == {"aborted"}
+    begun = [dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(SLOW), left, strict=True)]
+    whole = drawn(list(engine.generate(begun, long, seed=1)))
+    assert all(len(s[0]) == 20 for samples in whole.values() for s in samples)
+    for file in (tmp_path / "vllm").iterdir():
+        assert file.stat().st_mode & 0o077 == 0, file
+    # Nobody without the token gets anything.
+    seat = engine.notice.read().seats[0]  # type: ignore[union-attr]
+    for path in ("/health", "/weights"):
+        connection = http.client.HTTPConnection(HOST, seat.port, timeout=10)
+        connection.request("GET" if path == "/health" else "POST", path, "{}", {"Authorization": "Bearer x"})
+        assert connection.getresponse().status == 401
+        connection.close()
+
+
+def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make: Make) -> None:
+    engine = make(timeout_s=4.0)
+    expected = drawn(list(engine.generate(groups(size=2), SAMPLING, seed=1)))
+    for step, fault in enumerate((DIE, HANG, FREEZE, BREAK), 2):
+        engine.update_weights([("w", torch.tensor([3.0]))], step)  # restarts are counted anew
+        found = drawn(list(engine.generate(groups(fault, size=2), SAMPLING, seed=1)))
+        assert engine.stats()["restarts"] == 1 and sorted(found) == [0, 1, 2, 3]
+        assert {k: [s[:3] for s in v] for k, v in found.items()} == {k: [s[:3] for s in v] for k, v in expected.items()}
+    with pytest.raises(EngineFailed, match=r"ended with code -9, and .*max_restarts=1 restarts in a row are used up"):
+        list(engine.generate(groups(DIE, tail=DIE), SAMPLING, seed=1))
+    with pytest.raises(EngineFailed, match="used up"):
+        engine.update_weights([("w", torch.tensor([3.0]))], 9)
+
+
+def test_what_vllm_refuses_is_the_users_to_mend(make: Make) -> None:
+    with pytest.raises(UserError, match="vLLM refuses this model"):
+        make(dtype="refused")
+
+
+def test_no_server_outlives_its_trainer(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.rollout.vllm.test_servers import start_engine\n"
+        "engine = start_engine(Path(sys.argv[1]))\nengine.start()\n"
+        "print(engine.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    pid = int(done.stdout.split()[-1])
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}/exe")

@@ -1,0 +1,155 @@
+"""A vLLM engine in this process, taken step by step. The engine ``vllm`` is one; a server holds one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trainer.errors import UserError
+from trainer.rollout.settings import KEY, Sampling
+from trainer.rollout.vllm.tally import Request
+from trainer.rollout.vllm.worker import SCALE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How the requests of one call draw; what vLLM knows of :class:`Sampling`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    scale: float
+    """The temperature of the log-probs."""
+    eos_ids: list[int]
+
+    @classmethod
+    def of(cls, sampling: Sampling, eos_ids: Sequence[int]) -> Drawing:
+        """The drawing of ``sampling``, ended by ``eos_ids``."""
+        greedy = sampling.greedy
+        return cls(
+            temperature=0.0 if greedy else sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=0 if greedy else max(0, sampling.top_k),
+            scale=sampling.scale,
+            eos_ids=list(eos_ids),
+        )
+
+    as_dict = asdict
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens of a request; ``reason`` is None where it has not ended."""
+
+    key: str
+    token_ids: list[int]
+    log_probs: list[float]
+    reason: str | None
+
+
+class Core:
+    """Raises :class:`UserError` when made from a model or settings that vLLM refuses. Belongs to one thread."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        """``arguments``: as ``vllm.EngineArgs``. The weights mean nothing before ``load``."""
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
+            raise UserError(
+                f"{KEY}: vLLM refuses this model or these settings: {_said(error)} With {KEY}.name=hf the trainer's "
+                "own model generates"
+            ) from error
+        self._engine.collective_rpc("plimsoll_prepare")
+
+    @property
+    def open(self) -> int:
+        """Requests under way."""
+        return int(self._engine.get_num_unfinished_requests())
+
+    def add(self, request: Request, drawing: Drawing) -> None:
+        """Begin ``request``, whose key no other one under way has."""
+        self._engine.add_request(request.key, {"prompt_token_ids": request.prompt_ids}, _parameters(request, drawing))
+
+    def step(self) -> list[Drawn]:
+        """One token for as many as fit; those that ended by it."""
+        return [
+            Drawn(o.request_id, list(o.outputs[0].token_ids), list(o.outputs[0].logprobs.logprobs), _reason(o))
+            for o in self._engine.step()
+        ]
+
+    def abort(self, keys: Iterable[str]) -> list[Drawn]:
+        """End these requests; what came of those that had not ended."""
+        wanted = set(keys)
+        drawn = [
+            Drawn(
+                state.external_req_id,
+                list(state.detokenizer.output_token_ids),
+                list(state.logprobs_processor.logprobs.logprobs),
+                None,
+            )
+            for state in self._engine.output_processor.request_states.values()
+            if state.external_req_id in wanted
+        ]
+        self._engine.abort_request([d.key for d in drawn])
+        return drawn
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """The trainer's weights, and no cache of older ones. Only while nothing is under way."""
+        self._engine.collective_rpc("plimsoll_load", args=(weights,))
+        self._forget()
+
+    def load_shared(self, path: str, table: str) -> None:
+        """The same from memory that another process shares (``trainer.rollout.vllm.shared``)."""
+        self._engine.collective_rpc("plimsoll_load_shared", args=(path, table))
+        self._forget()
+
+    def sleep(self) -> None:
+        """Weights to the host and the cache away."""
+        self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Take both again."""
+        self._engine.wake_up()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._engine.engine_core.shutdown()
+
+    def _forget(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM keeps cached prompts of older weights: a request is still under way")
+
+
+def _parameters(request: Request, drawing: Drawing) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=drawing.temperature,
+        top_p=drawing.top_p,
+        top_k=drawing.top_k,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop_token_ids=drawing.eos_ids,
+        ignore_eos=True,  # the ones above are all
+        logprobs=0,  # of the drawn token only
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={SCALE: drawing.scale},
+    )
+
+
+def _reason(output: Any) -> str:
+    return "stop" if output.outputs[0].finish_reason == "stop" else "length"
+
+
+def _said(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."

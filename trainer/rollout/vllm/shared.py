@@ -1,0 +1,89 @@
+"""A model's weights in memory that processes of one node share: the trainer writes, servers read.
+
+It is the one copy that a node's servers need to start again with the very weights they had, whatever the trainer is
+doing then. The memory has no name: it goes with the processes that hold it, and only their user can open it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGN = 64
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)}
+
+
+class SharedWeights:
+    """The writer's side. Made at the first ``write``, which settles names, types and shapes."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._map: mmap.mmap | None = None
+        self._views: dict[str, Tensor] = {}
+        self.table = ""
+        """What a reader is told: JSON, one [name, type, shape, offset] for each tensor."""
+
+    @property
+    def path(self) -> str:
+        """Where processes of the same user open it while this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def write(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy ``weights`` in; each is read before the next one is asked for. Nobody may be reading meanwhile."""
+        if not self._views:
+            self._write_first(weights)
+            return
+        for name, tensor in weights:
+            self._views[name].copy_(tensor)
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no reader holds it."""
+        self._views = {}
+        self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write_first(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._fd = os.memfd_create("weights", os.MFD_CLOEXEC)
+        rows: list[list[Any]] = []
+        end = 0
+        for name, tensor in weights:
+            start = -(-end // ALIGN) * ALIGN
+            end = start + tensor.numel() * tensor.element_size()
+            os.ftruncate(self._fd, end)
+            rows.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+            with mmap.mmap(self._fd, end) as memory:
+                view = _view(memory, *rows[-1][1:])
+                view.copy_(tensor)
+                del view
+        self._map = mmap.mmap(self._fd, end)
+        self._views = {row[0]: _view(self._map, *row[1:]) for row in rows}
+        self.table = json.dumps(rows)
+
+
+@contextmanager
+def read_shared(path: str, table: str) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """Within: names and tensors of the memory at ``path``, not to be written to."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        memory = mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+    # The mapping ends when the last tensor on it is gone.
+    yield ((row[0], _view(memory, *row[1:])) for row in json.loads(table))
+
+
+def _view(memory: mmap.mmap, dtype: str, shape: list[int], start: int) -> Tensor:
+    kind = DTYPES[dtype]
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.frombuffer(memory, dtype=kind, count=count, offset=start).view(shape)
