@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import Report, arguments, shared
 from benchmarks.peers import PEERS, Layout
-from trainer.batching import CostModel, ModelShape, Plan, plan
+from trainer.batching import CostModel, ModelShape, Plan, plan, warm_up
 from trainer.batching.bounds import bins_bound
 
 SHAPES = {
@@ -50,9 +50,14 @@ class Setting:
     ranks: int
 
 
-def read_lengths(trace: str) -> np.ndarray:
+def read_parts(trace: str) -> np.ndarray:
+    """Tokens of prompt and response, [sequences, 2]."""
     with shared(f"data/lengths/{trace}.csv").open() as file:
-        return np.array([int(r["prompt_len"]) + int(r["response_len"]) for r in csv.DictReader(file)])
+        return np.array([(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)])
+
+
+def read_lengths(trace: str) -> np.ndarray:
+    return read_parts(trace).sum(1)
 
 
 def settings(quick: bool) -> list[Setting]:
@@ -116,12 +121,14 @@ def measure(setting: Setting, lengths: np.ndarray, batches: int) -> list[dict[st
     return rows
 
 
-def timed(lengths: np.ndarray, cap: int, ranks: int, sync: Any, cost: CostModel, runs: int = 5) -> tuple[Plan, float]:
+def timed(
+    lengths: np.ndarray, cap: int, ranks: int, sync: Any, cost: CostModel, runs: int = 5, **more: Any
+) -> tuple[Plan, float]:
     """The plan, and the median of the processor time of ``runs`` runs in milliseconds."""
     spent = []
     for _ in range(runs):
         began = process_time()
-        made = plan(lengths, cap, ranks, sync, cost=cost)
+        made = plan(lengths, cap, ranks, sync, cost=cost, **more)
         spent.append((process_time() - began) * 1e3)
     return made, median(spent)
 
@@ -189,6 +196,26 @@ def largest_plan_ms(quick: bool) -> tuple[float, str]:
     return slowest, where
 
 
+def shared_plan_ms(quick: bool) -> tuple[float, str]:
+    """256 sequences in groups of 8 around one prompt, held once: the slowest plan, and which it is."""
+    slowest, where = 0.0, ""
+    cost = CostModel.from_shape(SHAPES["7B"])
+    for trace in TRACES:
+        parts = read_parts(trace)
+        for first in range(0, 256 if quick else 768, 256):
+            prompts, responses = np.repeat(parts[first : first + 256 : 8, 0], 8), parts[first : first + 256, 1]
+            lengths, groups = prompts + responses, np.arange(256) // 8
+            longest = int(lengths.max())
+            for cap in sorted({longest, *(max(longest, b) for b in (8192, 16384, 65536))}):
+                for ranks in (8,) if quick else (8, 64):
+                    for sync in ("micro", "step"):
+                        more = {"groups": groups, "prompt_lengths": prompts, "share_prompts": True}
+                        spent = timed(lengths, cap, ranks, sync, cost, **more)[1]
+                        if spent > slowest:
+                            slowest, where = spent, f"{trace} budget={cap} ranks={ranks} {sync}"
+    return slowest, where
+
+
 def held_out(sizes: tuple[int, ...], seed: int = 20) -> list[tuple[str, np.ndarray]]:
     """Cargo that no setting of the table has: shuffled traces and synthetic lengths."""
     rng = np.random.default_rng(seed)
@@ -231,6 +258,7 @@ def main(argv: list[str] | None = None) -> int:
         __doc__ or "", argv, all={"action": "store_true", "help": "print every algorithm of every setting"}
     )
     report = Report("Planner: efficiency by who plans (mean over batches)")
+    warm_up(256)
     for setting in settings(args.quick):
         lengths = read_lengths(setting.trace)
         if setting.budget != LONGEST and int(lengths.max()) > int(setting.budget):
@@ -240,6 +268,8 @@ def main(argv: list[str] | None = None) -> int:
     hold_to_bars(report, args.quick)
     lead, where = smallest_lead_held_out(args.quick)
     report.check(f"lead over the best cap-holding peer, held-out cargo, smallest ({where})", lead, -TIE)
+    slowest, where = shared_plan_ms(args.quick)
+    report.check(f"plan of 256 sequences that share prompts, ms, slowest ({where})", slowest, 5.0, at_most=True)
     slowest, where = largest_plan_ms(args.quick)
     report.check(f"plan of 8,192 sequences, ms, slowest ({where})", slowest, 100.0, at_most=True)
     return report.finish(args, shown=report.rows if args.all else summary(report.rows))

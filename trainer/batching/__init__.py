@@ -1,4 +1,4 @@
-"""Token-budget batching: lengths in, plan out. numpy only."""
+"""Token-budget batching: lengths in, plan out. numpy only, and numba where it is installed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trainer.batching.cost import CostModel, ModelShape
 from trainer.batching.planner import Plan, plan
 from trainer.batching.recovery import after_out_of_memory
 from trainer.batching.static import static_plan
+from trainer.batching.warm import warm_up
 
 __all__ = [
     "Calibration",
@@ -31,4 +32,5 @@ __all__ = [
     "plan",
     "recommended_budget",
     "static_plan",
+    "warm_up",
 ]

@@ -37,14 +37,30 @@ class Layout:
         """Tokens held by, and cost of, each micro-batch; a shared prompt counts once. Both [micro-batches]."""
         n = int(self.counts.sum())
         tokens = np.bincount(self.bins, cargo.own_tokens(), minlength=n)
-        weight: Floats = np.bincount(self.bins, cargo.own_costs(cost), minlength=n).astype(np.float64)
         if cargo.shared and self.bins.size:
-            groups = int(cargo.groups.max()) + 1
-            _, first = np.unique(self.bins * groups + cargo.groups, return_index=True)
-            prompts = cargo.prompts[first]
-            tokens += np.bincount(self.bins[first], prompts, minlength=n)
-            weight += np.bincount(self.bins[first], cost(prompts), minlength=n)
-        return np.rint(tokens).astype(np.int64), weight
+            first = self._first(cargo)
+            tokens += np.bincount(self.bins[first], cargo.prompts[first], minlength=n)
+            return np.rint(tokens).astype(np.int64), self._costs(cargo, cost, first)
+        return np.rint(tokens).astype(np.int64), self._costs(cargo, cost, None)
+
+    def costs(self, cargo: Cargo, cost: CostModel) -> Floats:
+        """Cost alone of each micro-batch."""
+        return self._costs(cargo, cost, self._first(cargo) if cargo.shared and self.bins.size else None)
+
+    def _costs(self, cargo: Cargo, cost: CostModel, first: Ints | None) -> Floats:
+        n = int(self.counts.sum())
+        weight: Floats = np.bincount(self.bins, cargo.own_costs(cost), minlength=n).astype(np.float64)
+        if first is not None:
+            weight += np.bincount(self.bins[first], cargo.prompt_costs(cost)[first], minlength=n)
+        return weight
+
+    def _first(self, cargo: Cargo) -> Ints:
+        """The first sequence of each group in each micro-batch."""
+        held = self.bins * (int(cargo.groups.max()) + 1) + cargo.groups
+        order = np.argsort(held, kind="stable")
+        held = held[order]
+        first: Ints = order[np.append(True, held[1:] != held[:-1])]
+        return first
 
     def members(self) -> list[list[Ints]]:
         """Indices of sequences, [rank][k], ascending inside a micro-batch but for groups, which stand together."""

@@ -6,11 +6,15 @@ Bins are numbered row by row: bin ``k * ranks + r`` is micro-batch k of rank r.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from functools import lru_cache
 from heapq import heappop, heappush, heapreplace
+from operator import neg
+from typing import NamedTuple
 
 import numpy as np
 
 from trainer.batching.cost import Floats, Ints
+from trainer.batching.fast import loops
 
 TIGHT = 0.18
 """Room left in a bin, in mean units, below which units are packed by size instead of spread by weight."""
@@ -31,30 +35,37 @@ def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -
 
     Returns the bin of each unit and the bins of each rank, at least one (a rank without units runs a filler).
     """
-    caps = budgets.tolist()
-    out = np.empty(tokens.size, np.int64)
-    counts = [0] * len(caps)
     order = np.lexsort((-tokens, buckets, rank))
-    many = int(tokens.size)
+    parts = rank[order], buckets[order], tokens[order]
+    counts = np.zeros(budgets.size, np.int64)
+    compiled = loops("packing", int(tokens.size))
+    inside = (compiled.open_bins if compiled is not None else _open_bins)(*parts, budgets, counts)
+    counts = np.maximum(1, counts)
+    out = np.empty(tokens.size, np.int64)
+    out[order] = (np.cumsum(counts) - counts)[parts[0]] + inside
+    return out, counts
+
+
+def _open_bins(rank: Ints, bucket: Ints, sizes: Ints, caps: Ints, counts: Ints) -> Ints:
+    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in ``counts``."""
+    many = int(sizes.size)
+    opened, most = [0] * int(caps.size), caps.tolist()
     room: list[int] = []  # of the bins of one rank and bucket: room x many + bin
-    at_rank, at_bucket, total = 0, -1, 0
+    last = (-1, -1)
     numbers = []
-    parts = zip(rank[order].tolist(), buckets[order].tolist(), (tokens[order] * many).tolist(), strict=True)
-    for r, bucket, size in parts:
-        if r != at_rank or bucket != at_bucket:
-            if r != at_rank:
-                total += sum(max(1, c) for c in counts[at_rank:r])
-            room, at_rank, at_bucket = [], r, bucket
+    for r, which, size in zip(rank.tolist(), bucket.tolist(), (sizes * many).tolist(), strict=True):
+        if (r, which) != last:
+            room, last = [], (r, which)
         at = bisect_left(room, size)
         if at < len(room):
             left = room.pop(at)
         else:
-            left = caps[r] * many + counts[r]
-            counts[r] += 1
-        numbers.append(total + left % many)
+            left = most[r] * many + opened[r]
+            opened[r] += 1
+        numbers.append(left % many)
         insort(room, left - size)
-    out[order] = numbers
-    return out, np.maximum(1, np.array(counts, np.int64))
+    counts[:] = opened
+    return np.array(numbers, np.int64)
 
 
 def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
@@ -62,29 +73,53 @@ def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
 
     ``share`` lowers the caps to that part of them; where all are equal a unit above it may still have a bin alone.
     """
-    many = int(caps.size)
-    # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
-    # listed once they are opened.
-    room = [int(cap * share) * many + b for b, cap in enumerate(caps.tolist())]
-    closed = many if room and int(caps.min()) == int(caps.max()) else 0
-    whole, most = (room[0], int(caps[0]) * many) if room else (0, 0)
-    room = [] if closed else sorted(room)
-    opened = 0
-    out = np.empty(tokens.size, np.int64)
     order = np.argsort(-tokens, kind="stable")
-    chosen = []
-    for size in (tokens[order] * many).tolist():
-        at = bisect_left(room, size)
-        if at < len(room):
-            left = room.pop(at)
-        elif opened < closed and size <= most:
-            left, opened = max(whole, size) + opened, opened + 1
-        else:
-            return None
-        chosen.append(left % many)
-        insort(room, left - size)
+    chosen = _best_fit(tokens[order], caps.tolist(), share)
+    if chosen is None:
+        return None
+    out = np.empty(tokens.size, np.int64)
     out[order] = chosen
     return out
+
+
+def _best_fit(tokens: Ints, caps: list[int], share: float) -> Ints | None:
+    """:func:`best_fit` of falling ``tokens``."""
+    many = len(caps)
+    if not many or not tokens.size:
+        return None if tokens.size else np.empty(0, np.int64)
+    compiled = loops("packing", int(tokens.size))
+    if compiled is not None and min(caps) == max(caps):
+        found: Ints = compiled.best_fit(tokens, many, caps[0], share)
+        return found if found.size else None
+    sizes: list[int] = tokens.tolist()
+    # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
+    # listed once they are opened; the last number is larger than all, and found when no bin has room.
+    most = max(caps)
+    whole, end = int(most * share), (most + 1) * many
+    opened = many
+    if min(caps) < most:
+        room = sorted([int(cap * share) * many + b for b, cap in enumerate(caps)])
+        rest, chosen = sizes, []
+    else:
+        # No two units above half of the cap share a bin, and the room that they leave rises.
+        opened = bisect_left(sizes, -(whole // 2), key=neg)
+        if sizes[0] > most or opened > many:
+            return None
+        room = [max(0, whole - size) * many + b for b, size in enumerate(sizes[:opened])]
+        rest, chosen = sizes[opened:], list(range(opened))
+    room.append(end)
+    pop, choose = room.pop, chosen.append
+    for size in rest:
+        wanted = size * many
+        left = pop(bisect_left(room, wanted))
+        if left == end:
+            room.append(end)
+            if opened == many:
+                return None
+            left, opened = whole * many + opened, opened + 1
+        choose(left)
+        insort(room, left - wanted)
+    return np.array(chosen, np.int64) % many
 
 
 def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
@@ -93,19 +128,21 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
     Coffman, Garey and Johnson (1978), with best-fit for first-fit. Returns the dealt bins of the shortest path found.
     """
     ranks = int(budgets.size)
-    caps = np.tile(budgets, rows)
+    caps = budgets.tolist() * rows
+    order = np.argsort(-tokens, kind="stable")
+    weights, sizes = cost[order], tokens[order]
     best: tuple[float, Ints] | None = None
-    low, high = int(tokens.sum()) / int(caps.sum()), 1.0
+    low, high = int(tokens.sum()) / sum(caps), 1.0
     share = high
     for _ in range(1 + min(BISECTIONS, BISECTED // max(1, tokens.size))):
-        bins = best_fit(tokens, caps, share=share)
+        bins = _best_fit(sizes, caps, share)
         if bins is None:
             if best is None:
                 return None
             low = share
         else:
             high = share
-            load = np.bincount(bins, cost, minlength=caps.size).astype(np.float64)
+            load = np.bincount(bins, weights, minlength=len(caps)).astype(np.float64)
             new = deal(load, budgets)
             dealt = np.empty_like(load)
             dealt[new] = load
@@ -113,7 +150,11 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
             if best is None or path < best[0]:
                 best = (path, new[bins])
         share = (low + high) / 2
-    return None if best is None else best[1]
+    if best is None:
+        return None
+    out = np.empty(tokens.size, np.int64)
+    out[order] = best[1]
+    return out
 
 
 def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) -> Ints | None:
@@ -122,11 +163,18 @@ def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) 
     ``fills=False``: a cap limits each unit by itself instead of their sum (a rank with many micro-batches).
     Bins without room wait in a heap of their own until a unit comes that they hold.
     """
+    out = np.empty(tokens.size, np.int64)
+    order = np.argsort(-cost, kind="stable")
+    compiled = loops("packing", int(tokens.size))
+    if compiled is not None:
+        found: Ints = compiled.lightest_fit(cost[order], tokens[order], caps, fills)
+        if not found.size:
+            return None
+        out[order] = found
+        return out
     load = [(0.0, b) for b in range(caps.size)]
     waiting: list[tuple[int, float, int]] = []
     room = caps.tolist()
-    out = np.empty(tokens.size, np.int64)
-    order = np.argsort(-cost, kind="stable")
     chosen = []
     for weight, size in zip(cost[order].tolist(), tokens[order].tolist(), strict=True):
         while waiting and -waiting[0][0] >= size:
@@ -152,7 +200,24 @@ def tight(tokens: Ints, budgets: Ints, rows: int) -> bool:
     return 2 * tokens.size > 3 * bins and (rows * int(budgets.sum()) - held) * tokens.size < TIGHT * held * bins
 
 
-def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
+class ByCost(NamedTuple):
+    """Units by rising cost: what :func:`fill_rows` begins with, for any number of rows."""
+
+    order: Ints
+    weights: list[float]
+    sizes: list[int]
+    rising: bool
+    """Whether a lighter unit is never a larger one."""
+
+    @classmethod
+    def of(cls, cost: Floats, tokens: Ints) -> ByCost:
+        """Sort them."""
+        order = np.argsort(cost, kind="stable")
+        sizes = tokens[order]
+        return cls(order, cost[order].tolist(), sizes.tolist(), bool((sizes[1:] >= sizes[:-1]).all()))
+
+
+def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int, by_cost: ByCost | None = None) -> Ints | None:
     """Bin of each unit over ``rows`` micro-batches of every rank, or None when the greedy finds no room.
 
     While the heaviest unit left weighs more than an even share of what is left, it sets the pace of its row: the next
@@ -160,15 +225,14 @@ def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | No
     carries as much as the wait for its head allows. The rest is spread evenly and its bins are dealt out by weight.
     """
     ranks = int(budgets.size)
-    by_cap = np.argsort(-budgets, kind="stable").tolist()
     caps = budgets.tolist()
-    order = np.argsort(cost, kind="stable")
-    weights, sizes, ids = cost[order].tolist(), tokens[order].tolist(), order.tolist()
-    monotone = bool((np.diff(tokens[order]) >= 0).all())
+    by_cap = sorted(range(ranks), key=lambda r: -caps[r])
+    order, all_weights, all_sizes, rising = by_cost or ByCost.of(cost, tokens)
+    weights, sizes, ids = all_weights.copy(), all_sizes.copy(), order.tolist()
     left = float(cost.sum())
     out = np.full(cost.size, -1, np.int64)
     row = 0
-    while monotone and ids and row < rows and weights[-1] * (rows - row) * ranks > left:
+    while rising and ids and row < rows and weights[-1] * (rows - row) * ranks > left:
         pace, gaps = weights[-1], []
         for r in by_cap:
             at = bisect_right(sizes, caps[r]) - 1
@@ -187,7 +251,7 @@ def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | No
                 left, slack, room = left - weight, slack - weight, room - size
         row += 1
     if ids:
-        rest = np.array(ids)
+        rest = np.array(ids) if row else order
         bins = spread(cost[rest], tokens[rest], budgets, rows - row)
         if bins is None:
             return None
@@ -206,6 +270,14 @@ def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
     return deal(np.bincount(bins, cost, minlength=caps.size).astype(np.float64), budgets)[bins]
 
 
+@lru_cache(maxsize=64)
+def _seats(bins: int, ranks: int) -> Ints:
+    """Bins in the order in which they are dealt, to and fro."""
+    seats = np.arange(bins).reshape(-1, ranks)
+    seats[1::2] = seats[1::2, ::-1]
+    return seats.reshape(-1)
+
+
 def deal(weight: Floats, budgets: Ints) -> Ints:
     """New number of each bin: among ranks of one budget the heaviest bins share a row.
 
@@ -215,9 +287,7 @@ def deal(weight: Floats, budgets: Ints) -> Ints:
     new = np.empty(weight.size, np.int64)
     caps = set(budgets.tolist())
     if len(caps) == 1:  # the usual case, without the search for the seats
-        seats = np.arange(weight.size).reshape(-1, ranks)
-        seats[1::2] = seats[1::2, ::-1]
-        new[np.argsort(-weight, kind="stable")] = seats.reshape(-1)
+        new[np.argsort(-weight, kind="stable")] = _seats(int(weight.size), ranks)
         return new
     rank = np.arange(weight.size) % ranks
     for cap in sorted(caps):

@@ -154,7 +154,7 @@ class Refiner:
                     urge[row] = 0.0
                 continue
             stale += 1
-            for changed in {row, other // ranks}:
+            for changed in (row,) if other // ranks == row else (row, other // ranks):
                 at = changed * ranks
                 mine = load[at : at + ranks]
                 before = pace[changed] - even[changed]

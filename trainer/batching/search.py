@@ -10,6 +10,7 @@ import numpy as np
 from trainer.batching import packing
 from trainer.batching.bounds import Proof
 from trainer.batching.cost import CostModel, Floats, Ints
+from trainer.batching.fast import loops
 from trainer.batching.layout import Layout
 from trainer.batching.refine import Refiner
 from trainer.batching.units import Cargo, Units, pieces, singles, stowages
@@ -29,6 +30,8 @@ PASSES = 4
 FINALISTS, FINALIST_WORK = 3, 0.5
 """Ways of cutting groups that are refined, each with this share of the work; the others are judged by their greedy
 layout."""
+BEHIND = {"micro": 0.05, "step": 0.2}
+"""Share by which a way's greedy layout may be behind the best refined one to be refined, too."""
 
 
 def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool) -> Layout:
@@ -51,14 +54,18 @@ def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: 
     A way whose pieces cost more than the best path found, even if perfectly level, is left out.
     """
     found: list[tuple[float, int, Units, Start]] = []
-    for number, units in enumerate(stowages(cargo, cost, int(budgets.min()))):
+    ways: dict[int, Units] = {}
+    for units in stowages(cargo, cost, int(budgets.min())):
+        ways.setdefault(len(units), units)
+    for number, units in enumerate(ways.values()):
         if not found or least_path(units, budgets, proof) < min(found)[0]:
             greedy = start(units, budgets, sync, cost.overhead, proof)
             path = critical_path(place(units, greedy, budgets, sync), cargo, cost, sync)
             found.append((path, number, units, greedy))
     best: tuple[float, Layout] | None = None
-    for _, _, units, greedy in sorted(found)[:FINALISTS]:
-        if best is None or least_path(units, budgets, proof) < best[0]:
+    for behind, _, units, greedy in sorted(found)[:FINALISTS]:
+        limit = (1.0 + BEHIND[sync]) * best[0] if best else np.inf
+        if best is None or (behind < limit and least_path(units, budgets, proof) < best[0]):
             layout = place(units, refine(units, greedy, budgets, sync, proof, share=FINALIST_WORK), budgets, sync)
             path = critical_path(layout, cargo, cost, sync)
             if best is None or path < best[0]:
@@ -118,7 +125,7 @@ def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
 
 def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
     """Cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum (step)."""
-    weight = layout.weigh(cargo, cost)[1] + cost.overhead
+    weight = layout.costs(cargo, cost) + cost.overhead
     if sync == "micro":
         return float(weight.reshape(layout.counts.size, -1).max(0).sum())
     return float(np.bincount(np.repeat(np.arange(layout.counts.size), layout.counts), weight).max())
@@ -141,7 +148,9 @@ def improve(
     if _path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
     work = int(share * min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK))
-    refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
+    fast = loops("refiner", int(cost.size))
+    kind = Refiner if fast is None else fast.CompiledRefiner
+    refiner = kind(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
     path = np.inf
     for _ in range(ROUNDS):
         before = path
@@ -167,21 +176,23 @@ def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int
     if int(units.buckets.min()) != int(units.buckets.max()):
         return [bucketed(units, budgets)]
     found: list[tuple[Ints, int]] = []
+    held, room = int(units.tokens.sum()), int(budgets.sum())
     enough = (1.0 + 2.0 * ROW_WORTH) * float(units.cost.sum()) / ranks
     if len(set(budgets.tolist())) == 1 and packing.tight(units.tokens, budgets, fewest):
         # What best-fit needs in the end; below it attempt after attempt would fail.
         fewest = max(fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks))
+    by_cost = packing.ByCost.of(units.cost, units.tokens)
     for rows in count(fewest):
-        bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
+        bins = packing.fill_rows(units.cost, units.tokens, budgets, rows, by_cost)
         if bins is not None:
             found.append((bins, rows))
-            loose = units.tokens.sum() < TIGHT * rows * budgets.sum()
+            loose = held < TIGHT * rows * room
             if len(found) == 2 or loose or _path(bins, units.cost, rows, ranks) <= enough:
                 break
-    even = -(-int(units.tokens.sum()) // (ranks * int(budgets.min())))
+    even = -(-held // (ranks * int(budgets.min())))
     if even > found[-1][1]:
         for rows in {even, even + 1, (found[-1][1] + even) // 2}:
-            bins = packing.fill_rows(units.cost, units.tokens, budgets, rows)
+            bins = packing.fill_rows(units.cost, units.tokens, budgets, rows, by_cost)
             if bins is not None:
                 found.append((bins, rows))
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.batching.cost import CostModel, Floats, Ints
+from trainer.batching.fast import loops
 
 SPLIT = 0.25
 """Share of the cost whose groups are split into single sequences by the mixed way of :func:`stowages`."""
@@ -26,6 +28,8 @@ class Cargo:
     """Bucket of each sequence; zeros without buckets."""
     shared: bool
     """Whether a group's prompt counts once per micro-batch."""
+    _own: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prompts: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def own_tokens(self) -> Ints:
         """What a sequence adds to a micro-batch that holds its prompt already."""
@@ -33,7 +37,16 @@ class Cargo:
 
     def own_costs(self, cost: CostModel) -> Floats:
         """Like :meth:`own_tokens`, in units of cost."""
-        return cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
+        if cost not in self._own:
+            own = cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
+            self._own[cost] = own
+        return self._own[cost]
+
+    def prompt_costs(self, cost: CostModel) -> Floats:
+        """Cost of each sequence's prompt, 0 where prompts are not shared."""
+        if cost not in self._prompts:
+            self._prompts[cost] = cost(self.prompts)
+        return self._prompts[cost]
 
 
 @dataclass(frozen=True)
@@ -72,24 +85,33 @@ def pieces(cargo: Cargo, cost: CostModel, sizes: int | Ints, cap: int) -> Units:
     count_of = sizes[cargo.groups] if isinstance(sizes, np.ndarray) else np.full(own.size, sizes)
     order = np.lexsort((np.arange(own.size), -own, cargo.buckets, cargo.groups))
     group, bucket = cargo.groups[order], cargo.buckets[order]
-    owns, prompts, most = own[order].tolist(), cargo.prompts[order].tolist(), count_of[order].tolist()
     opens = np.ones(order.size, bool)
     opens[1:] = (group[1:] != group[:-1]) | (bucket[1:] != bucket[:-1])
-    starts: list[int] = []
-    held = count = 0
-    for i, (new, mine, prompt, size) in enumerate(zip(opens.tolist(), owns, prompts, most, strict=True)):
-        if new or count == size or held + mine > cap:
-            starts.append(i)
-            held, count = (prompt if cargo.shared else 0), 0
-        held += mine
-        count += 1
-    first = np.array(starts, np.int64)
+    first = _cuts(opens, own[order], cargo.prompts[order], count_of[order], cap)
     tokens = np.add.reduceat(own[order], first) if first.size else own
     weight = np.add.reduceat(cargo.own_costs(cost)[order], first) if first.size else np.zeros(0)
     if cargo.shared and first.size:
         tokens = tokens + cargo.prompts[order][first]
-        weight = weight + cost(cargo.prompts[order][first])
+        weight = weight + cargo.prompt_costs(cost)[order][first]
     return Units(tokens, weight, bucket[first], order, np.append(first, order.size))
+
+
+def _cuts(opens: NDArray[np.bool_], own: Ints, prompts: Ints, most: Ints, cap: int) -> Ints:
+    """Where pieces start: where one ``opens``, or the last is full by count or tokens. ``prompts``: 0 if not shared."""
+    compiled = loops("packing", int(own.size))
+    if compiled is not None:
+        found: Ints = compiled.cuts(opens, own, prompts, most, cap)
+        return found
+    starts: list[int] = []
+    held = count = 0
+    parts = zip(opens.tolist(), own.tolist(), prompts.tolist(), most.tolist(), strict=True)
+    for i, (new, mine, prompt, size) in enumerate(parts):
+        if new or count == size or held + mine > cap:
+            starts.append(i)
+            held, count = prompt, 0
+        held += mine
+        count += 1
+    return np.array(starts, np.int64)
 
 
 def stowages(cargo: Cargo, cost: CostModel, cap: int) -> list[Units]:

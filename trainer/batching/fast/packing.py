@@ -1,0 +1,156 @@
+"""Compiled loops of ``trainer.batching.packing`` and ``units``: the same steps, in the same order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.batching.cost import Floats, Ints
+from trainer.batching.fast.jit import compiled, left_of
+
+
+@compiled
+def best_fit(sizes: Ints, many: int, cap: int, share: float) -> Ints:
+    """:func:`trainer.batching.packing.best_fit` of falling ``sizes`` over ``many`` equal bins; empty without room."""
+    whole = int(cap * share)
+    room = np.empty(many, np.int64)  # of each opened bin, times many, and its number
+    out = np.empty(sizes.size, np.int64)
+    opened = 0
+    for i in range(sizes.size):
+        size = sizes[i] * many
+        low = left_of(room, size, 0, opened)
+        if low < opened:
+            left = room[low]
+        elif opened < many and sizes[i] <= cap:
+            left = max(whole, sizes[i]) * many + opened
+            opened += 1
+        else:
+            return out[:0]
+        out[i] = left % many
+        left -= size
+        while low > 0 and room[low - 1] > left:
+            room[low] = room[low - 1]
+            low -= 1
+        room[low] = left
+    return out
+
+
+@compiled
+def open_bins(rank: Ints, bucket: Ints, sizes: Ints, caps: Ints, counts: Ints) -> Ints:
+    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in ``counts``."""
+    many = sizes.size
+    room = np.empty(many, np.int64)  # of the bins of one rank and bucket, times many, and their number
+    out = np.empty(many, np.int64)
+    opened = 0
+    for i in range(many):
+        if i == 0 or rank[i] != rank[i - 1] or bucket[i] != bucket[i - 1]:
+            opened = 0
+        size = sizes[i] * many
+        low = left_of(room, size, 0, opened)
+        if low < opened:
+            left = room[low]
+        else:
+            left = caps[rank[i]] * many + counts[rank[i]]
+            counts[rank[i]] += 1
+            opened += 1
+        out[i] = left % many
+        left -= size
+        while low > 0 and room[low - 1] > left:
+            room[low] = room[low - 1]
+            low -= 1
+        room[low] = left
+    return out
+
+
+@compiled
+def cuts(opens: Ints, own: Ints, prompts: Ints, most: Ints, cap: int) -> Ints:
+    """Where pieces start, see :func:`trainer.batching.units.pieces`."""
+    out = np.empty(own.size, np.int64)
+    found = held = count = 0
+    for i in range(own.size):
+        if opens[i] or count == most[i] or held + own[i] > cap:
+            out[found] = i
+            found += 1
+            held, count = prompts[i], 0
+        held += own[i]
+        count += 1
+    return out[:found]
+
+
+@compiled
+def _sink(key: Floats, other: Floats, bins: Ints, size: int, at: int) -> None:
+    """Let entry ``at`` of a heap of (key, other, bin) sink to its place."""
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            return
+        right = child + 1
+        if right < size and _before(key, other, bins, right, child):
+            child = right
+        if not _before(key, other, bins, child, at):
+            return
+        _change(key, other, bins, child, at)
+        at = child
+
+
+@compiled
+def _rise(key: Floats, other: Floats, bins: Ints, at: int) -> None:
+    """Let entry ``at`` rise to its place."""
+    while at > 0:
+        parent = (at - 1) // 2
+        if not _before(key, other, bins, at, parent):
+            return
+        _change(key, other, bins, at, parent)
+        at = parent
+
+
+@compiled
+def _before(key: Floats, other: Floats, bins: Ints, a: int, b: int) -> bool:
+    if key[a] != key[b]:
+        return bool(key[a] < key[b])
+    if other[a] != other[b]:
+        return bool(other[a] < other[b])
+    return bool(bins[a] < bins[b])
+
+
+@compiled
+def _change(key: Floats, other: Floats, bins: Ints, a: int, b: int) -> None:
+    key[a], key[b] = key[b], key[a]
+    other[a], other[b] = other[b], other[a]
+    bins[a], bins[b] = bins[b], bins[a]
+
+
+@compiled
+def lightest_fit(cost: Floats, sizes: Ints, caps: Ints, fills: bool) -> Ints:
+    """:func:`trainer.batching.packing.lightest_fit` of units by falling cost; empty when there is no room."""
+    many = caps.size
+    room = caps.copy()
+    # Two heaps, of bins with room by their load and of those without by their room, largest first.
+    load, none, bins = np.zeros(many), np.zeros(many), np.arange(many)
+    full, held, waits = np.empty(many), np.empty(many), np.empty(many, np.int64)
+    ready, waiting = many, 0
+    out = np.empty(sizes.size, np.int64)
+    for i in range(sizes.size):
+        size = sizes[i]
+        while waiting > 0 and -full[0] >= size:
+            load[ready], none[ready], bins[ready] = held[0], 0.0, waits[0]
+            ready += 1
+            _rise(load, none, bins, ready - 1)
+            waiting -= 1
+            _change(full, held, waits, 0, waiting)
+            _sink(full, held, waits, waiting, 0)
+        while ready > 0 and room[bins[0]] < size:
+            full[waiting], held[waiting], waits[waiting] = -float(room[bins[0]]), load[0], bins[0]
+            waiting += 1
+            _rise(full, held, waits, waiting - 1)
+            ready -= 1
+            _change(load, none, bins, 0, ready)
+            _sink(load, none, bins, ready, 0)
+        if ready == 0:
+            return out[:0]
+        chosen = bins[0]
+        out[i] = chosen
+        if fills:
+            room[chosen] -= size
+        load[0] += cost[i]
+        _sink(load, none, bins, ready, 0)
+    return out
