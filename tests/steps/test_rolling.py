@@ -8,6 +8,7 @@ import pytest
 
 from tests.steps.rolling_parts import DATA, make_rolling
 from trainer.checkpoint.state import decode, encode
+from trainer.steps.agreement import Disagreement, check_agreement
 from trainer.steps.rolling import Rolling
 from trainer.steps.sampler import Rollouts
 from trainer.tracking import Timers
@@ -95,3 +96,17 @@ def test_an_error_in_generation_ends_the_judging() -> None:
     with pytest.raises(FloatingPointError):
         rolling.collect(1, 0, Timers(), last=False)
     assert rolling.sampler.scorer.idle() == []
+
+
+def test_an_engine_with_other_weights_is_found_at_the_start() -> None:
+    _, engine, rollout = make_rolling(copied=True)
+    rollout.update_weights(engine.module.named_parameters(), 0)
+    assert check_agreement(rollout, engine, Numbers()) < 1e-4  # type: ignore[arg-type]
+    engine.train()
+    with pytest.raises(Disagreement, match="disagree: log-probs of"):
+        check_agreement(rollout, engine, Numbers())  # type: ignore[arg-type]
+
+
+class Numbers:
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": [20 + len(word) for word in text.split()]}

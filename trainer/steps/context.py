@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer.algorithms import KlController, make_kl_controller
-from trainer.batching import Calibrator, CostModel
+from trainer.batching import Calibrator, CostModel, warm_up
 from trainer.config.schema import Config
 from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct, worker_count
 from trainer.environment import RankInfo
@@ -208,6 +208,8 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         scorer=scorer,
         timers=Timers(synchronize=_synchronizer(world.device), memory=lambda: memory_in_use(world.device)),
     )
+    if context.stowage.dynamic or context.forward_stowage.dynamic:
+        warm_up(config.data.train_batch_size * (rollout.n if rl else 1))
     if AUTO in (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu):
         _measure(context, longest=config.data.max_prompt_length + config.data.max_response_length)
     if val_data is not None and (warning := require_distinct(train_data, val_data)):

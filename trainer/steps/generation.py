@@ -15,6 +15,7 @@ from trainer.rollout.agent import AgentRunner
 from trainer.rollout.load_agent import load_agent
 from trainer.rollout.template import ObservationTokens
 from trainer.rollout.turns import Turns
+from trainer.steps.agreement import check_agreement
 from trainer.steps.sampler import Sampler, Speaker
 from trainer.steps.synced import Synced
 
@@ -30,7 +31,8 @@ class Generation:
     ) -> None:
         self._config, self._loaded, self._scorer = config, loaded, scorer
         rollout = config.actor_rollout_ref.rollout
-        self.synced = Synced(make_engine(rollout, loaded, engine.module, world, run_dir), engine)
+        made = make_engine(rollout, loaded, engine.module, world, run_dir)
+        self.synced = Synced(made, engine, check=lambda: check_agreement(made, engine, loaded.tokenizer))
         self._speaker = self._speak(engine)
 
     def sampler(self, *, validation: bool = False) -> Sampler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from trainer.parallel.engine import Engine
@@ -14,9 +14,10 @@ from trainer.tracking import Timers
 class Synced:
     """One rank's generation engine, started when it is first needed. All ranks call ``ready`` together."""
 
-    def __init__(self, rollout: RolloutEngine, engine: Engine) -> None:
+    def __init__(self, rollout: RolloutEngine, engine: Engine, *, check: Callable[[], object] | None = None) -> None:
+        """``check``: called once, when weights have been handed over for the first time."""
         self.rollout = rollout
-        self._engine = engine
+        self._engine, self._check = engine, check
         self._started = False
         self._version: int | None = None
 
@@ -38,6 +39,9 @@ class Synced:
                     with timers(prefix + "sync"):
                         weights = whole_weights(self._engine.module, sharded=self._engine.settings.zero_stage == 3)
                         self.rollout.update_weights(weights, version)
+                    if self._check is not None:
+                        self._check()
+                        self._check = None
                 self._version = version
             yield
         if not stay:

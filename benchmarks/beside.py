@@ -1,0 +1,91 @@
+"""Training steps while the trainer's own writer process writes without a pause.
+
+One save is over before a whole step has lain beside it, so here the writer gets one job after another: the same bytes
+into new files, with checksums and fsync, deleted behind it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from trainer.checkpoint.buffers import HostBuffer
+from trainer.checkpoint.commit import FileSpec
+from trainer.checkpoint.filling import Filled
+from trainer.checkpoint.writing import WriterClient
+
+DISK = "trainer.checkpoint.disk:Disk"
+LIMIT_S = 300.0
+
+
+class Writing:
+    """Within: the writer is at work."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        self._folder, self._nbytes = folder, nbytes
+        self._buffer = HostBuffer(nbytes, pinned=False)
+        self._buffer.data.random_(0, 255)
+        self._client = WriterClient([self._buffer.fd], DISK)
+        self._stop, self._begun = threading.Event(), threading.Event()
+        self._thread = threading.Thread()
+        self.bytes_written = 0
+
+    def __enter__(self) -> Writing:
+        self._stop.clear()
+        self._begun.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._begun.wait(LIMIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+
+    def close(self) -> None:
+        self._client.stop()
+        self._buffer.close()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            target = self._folder / f"beside_{number}"
+            target.mkdir(mode=0o700)
+            filled = Filled()
+            filled.advance(self._nbytes)
+            self._begun.set()
+            self._client.write(
+                target,
+                [FileSpec("state", 0, self._nbytes)],
+                buffer=0,
+                size=self._nbytes,
+                timeout_s=LIMIT_S,
+                filled=filled,
+            )
+            self.bytes_written += self._nbytes
+            shutil.rmtree(target)
+            number += 1
+
+
+def slowdown(step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int, steps: int) -> list[float]:
+    """One figure a round: the median of ``steps`` steps beside the writer in that of as many without it."""
+    writing = Writing(folder, nbytes)
+    found = []
+    try:
+        for _ in range(rounds):
+            plain = statistics.median(_seconds(step) for _ in range(steps))
+            with writing:
+                found.append(statistics.median(_seconds(step) for _ in range(steps)) / plain)
+    finally:
+        writing.close()
+    return found
+
+
+def _seconds(step: Callable[[], None]) -> float:
+    began = perf_counter()
+    step()
+    return perf_counter() - began
