@@ -31,21 +31,17 @@ def tiny() -> LoadedModel:
     return loaded
 
 
-def engine_over(loaded: LoadedModel, run_dir: Path, **changes: Any) -> Any:
+def engine_over(loaded: LoadedModel, run_dir: Path, *, world: World | None = None, **changes: Any) -> Any:
     """An engine of ``rollout.name``, started, with the model's weights as version 1."""
     rollout = load(run_of()).actor_rollout_ref.rollout
     base = {
         "prompt_length": PROMPT, "response_length": RESPONSE, "max_num_seqs": 16, "max_num_batched_tokens": 512,
         "gpu_memory_utilization": 0.3, "timeout_s": 60.0, "max_restarts": 1,
     }  # fmt: skip
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
-    engine = make_vllm_engine(
-        rollout.model_copy(update=base | changes),
-        loaded,
-        world,
-        run_dir,
-        eos_ids=eos_ids(loaded.model, loaded.tokenizer),
-    )
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
+    wanted = rollout.model_copy(update=base | changes)
+    ends = eos_ids(loaded.model, loaded.tokenizer)
+    engine = make_vllm_engine(wanted, loaded, world or alone, run_dir, eos_ids=ends)
     engine.start()
     sync(engine, loaded, 1)
     return engine

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
-from trainer.rollout.vllm.core import Drawing, Drawn
+from trainer.rollout import Sampling
+from trainer.rollout.vllm.core import Drawn
 from trainer.rollout.vllm.serve import serve
 from trainer.rollout.vllm.shared import read_shared
 from trainer.rollout.vllm.tally import Request
@@ -32,16 +33,16 @@ class FakeCore:
     def open(self) -> int:
         return len(self._rows)
 
-    def add(self, request: Request, drawing: Drawing) -> None:
-        self._rows[request.key] = (request, drawing, [], [])
+    def add(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
+        self._rows[request.key] = (request, sampling, [], [])
 
     def step(self) -> list[Drawn]:
         ended = []
-        for key, (request, drawing, ids, log_probs) in list(self._rows.items()):
+        for key, (request, sampling, ids, log_probs) in list(self._rows.items()):
             if len(ids) == 2:
                 self._misbehave(request.prompt_ids)
-            ids.append((request.seed + len(ids)) % 100)
-            log_probs.append(self._weight - ids[-1] * drawing.scale)
+            ids.append((request.seed + 7 * request.sample_id + request.position + len(ids)) % 100)
+            log_probs.append(self._weight - ids[-1] * sampling.scale)
             if len(ids) == request.max_tokens:
                 ended.append(Drawn(key, ids, log_probs, "length"))
                 del self._rows[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,33 +11,6 @@ from torch import Tensor
 from trainer.errors import UserError
 from trainer.rollout.settings import KEY, Sampling
 from trainer.rollout.vllm.tally import Request
-from trainer.rollout.vllm.worker import SCALE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """How the requests of one call draw; what vLLM knows of :class:`Sampling`."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    scale: float
-    """The temperature of the log-probs."""
-    eos_ids: list[int]
-
-    @classmethod
-    def of(cls, sampling: Sampling, eos_ids: Sequence[int]) -> Drawing:
-        """The drawing of ``sampling``, ended by ``eos_ids``."""
-        greedy = sampling.greedy
-        return cls(
-            temperature=0.0 if greedy else sampling.temperature,
-            top_p=1.0 if greedy else sampling.top_p,
-            top_k=0 if greedy else max(0, sampling.top_k),
-            scale=sampling.scale,
-            eos_ids=list(eos_ids),
-        )
-
-    as_dict = asdict
 
 
 @dataclass(frozen=True)
@@ -72,9 +45,11 @@ class Core:
         """Requests under way."""
         return int(self._engine.get_num_unfinished_requests())
 
-    def add(self, request: Request, drawing: Drawing) -> None:
+    def add(self, request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> None:
         """Begin ``request``, whose key no other one under way has."""
-        self._engine.add_request(request.key, {"prompt_token_ids": request.prompt_ids}, _parameters(request, drawing))
+        self._engine.add_request(
+            request.key, {"prompt_token_ids": request.prompt_ids}, _parameters(request, sampling, eos_ids)
+        )
 
     def step(self) -> list[Drawn]:
         """One token for as many as fit; those that ended by it."""
@@ -126,23 +101,23 @@ class Core:
             raise RuntimeError("vLLM keeps cached prompts of older weights: a request is still under way")
 
 
-def _parameters(request: Request, drawing: Drawing) -> Any:
+def _parameters(request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> Any:
+    """What vLLM itself has to know; how to draw it passes on (see ``trainer.rollout.vllm.sampler``)."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    from trainer.rollout.vllm.sampler import extra_arguments
+
     return SamplingParams(
-        temperature=drawing.temperature,
-        top_p=drawing.top_p,
-        top_k=drawing.top_k,
-        seed=request.seed,
+        temperature=0.0,
         max_tokens=request.max_tokens,
-        stop_token_ids=drawing.eos_ids,
+        stop_token_ids=list(eos_ids),
         ignore_eos=True,  # the ones above are all
         logprobs=0,  # of the drawn token only
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={SCALE: drawing.scale},
+        extra_args=extra_arguments(request, sampling),
     )
 
 

@@ -15,12 +15,18 @@ def write_model_folder(loaded: LoadedModel, folder: Path) -> Path:
     """Config and tokenizer of ``loaded`` in the new, private ``folder``; what an earlier attempt left there goes."""
     if folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir(mode=0o700, parents=True)
+    make_private(folder)
     config = loaded.model.config.to_dict()  # type: ignore[operator, union-attr]
     config["architectures"] = [type(loaded.model).__name__]
     (folder / "config.json").write_text(json.dumps(config, default=str))
     loaded.tokenizer.save_pretrained(folder)
     return folder
+
+
+def make_private(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, for the owner's eyes only."""
+    for missing in reversed([p for p in (folder, *folder.parents) if not p.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def check_architecture(loaded: LoadedModel) -> None:

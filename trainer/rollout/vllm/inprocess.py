@@ -11,7 +11,7 @@ from trainer.models import LoadedModel
 from trainer.rollout.protocol import Finished, Generation, Group
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm import surroundings
-from trainer.rollout.vllm.core import Core, Drawing
+from trainer.rollout.vllm.core import Core
 from trainer.rollout.vllm.folder import check_architecture, write_model_folder
 from trainer.rollout.vllm.options import Options
 from trainer.rollout.vllm.tally import Tally
@@ -48,7 +48,7 @@ class VllmEngine:
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
         """See :class:`trainer.rollout.protocol.RolloutEngine`."""
         tally = Tally(groups, sampling, seed=seed, version=self.version, max_model_len=self.options.max_model_len)
-        return _Steps(self.core, tally, Drawing.of(sampling, self.eos_ids), self.options.max_num_seqs, self._stats)
+        return _Steps(self.core, tally, sampling, self.eos_ids, self.options.max_num_seqs, self._stats)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See :class:`trainer.rollout.protocol.RolloutEngine`."""
@@ -79,12 +79,14 @@ class VllmEngine:
 class _Steps:
     """A generation under way: vLLM takes a step when somebody asks for the next group."""
 
-    def __init__(self, core: Core, tally: Tally, drawing: Drawing, rows: int, stats: dict[str, float]) -> None:
+    def __init__(
+        self, core: Core, tally: Tally, sampling: Sampling, eos_ids: list[int], rows: int, stats: dict[str, float]
+    ) -> None:
         self._core, self._tally, self._rows, self._stats = core, tally, rows, stats
         self._steps = self._busy = 0
         stats.clear()
         for request in tally.open:
-            core.add(request, drawing)
+            core.add(request, sampling, eos_ids)
 
     def __iter__(self) -> Iterator[Finished]:
         try:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from trainer.rollout.vllm.core import Core, Drawing, Drawn
+from trainer.rollout.settings import Sampling
+from trainer.rollout.vllm.core import Core, Drawn
 from trainer.rollout.vllm.tally import Request
 
 T = TypeVar("T")
@@ -55,7 +56,9 @@ class Loop:
         """Seconds since the loop last turned; 0 while it has nothing to do."""
         return max(0.0, time.monotonic() - self._turned)
 
-    def generate(self, name: str, requests: Sequence[Request], drawing: Drawing, version: int) -> Call:
+    def generate(
+        self, name: str, requests: Sequence[Request], sampling: Sampling, eos_ids: Sequence[int], version: int
+    ) -> Call:
         """Begin ``requests``. Raises ValueError when the weights are not ``version``."""
 
         def begin() -> Call:
@@ -64,7 +67,7 @@ class Loop:
             call = Call(name)
             for request in requests:
                 key = f"{name}{SEPARATOR}{request.key}"
-                self._core.add(request.renamed(key), drawing)
+                self._core.add(request.renamed(key), sampling, eos_ids)
                 call.open.add(key)
             self._calls[name] = call
             if not call.open:

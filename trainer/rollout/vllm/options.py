@@ -64,7 +64,7 @@ class Options:
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
             "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "mp",
-            "logprobs_mode": "raw_logprobs",
+            "async_scheduling": False,  # a token is drawn by its position: the one before it must be known
             "worker_extension_cls": "trainer.rollout.vllm.worker.Extension",
             "seed": 0,
         }

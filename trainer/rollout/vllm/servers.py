@@ -16,8 +16,7 @@ from trainer.models import LoadedModel
 from trainer.parallel.world import World
 from trainer.rollout.protocol import EngineFailed, Finished, Generation, Group
 from trainer.rollout.settings import KEY, Sampling
-from trainer.rollout.vllm.core import Drawing
-from trainer.rollout.vllm.folder import write_model_folder
+from trainer.rollout.vllm.folder import make_private, write_model_folder
 from trainer.rollout.vllm.keeper import Keeper, Kept, Limits
 from trainer.rollout.vllm.node import TOKEN_BYTES, Notice, State
 from trainer.rollout.vllm.options import Options
@@ -79,7 +78,7 @@ class VllmServerEngine:
         # An earlier attempt's file is never taken for this one's.
         mine = secrets.randbits(NONCE_BITS)
         nonces = self.world.vector(float(mine))
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         self._notice = Notice(self.folder, f"{int(nonces[self.world.rank - self.world.local_rank]):x}")
         if self._owner:
             self._start_keepers()
@@ -91,7 +90,7 @@ class VllmServerEngine:
         parts: list[list[Request]] = [[] for _ in range(self.replicas)]
         for request in tally.open:  # a group stays together: its prompt is computed once
             parts[(request.number + self.world.local_rank) % self.replicas].append(request)
-        self._open = _Streams(self, tally, parts, Drawing.of(sampling, self.eos_ids), self._stats)
+        self._open = _Streams(self, tally, parts, sampling, self._stats)
         return self._open
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -176,7 +175,7 @@ class _Streams:
         engine: VllmServerEngine,
         tally: Tally,
         parts: Sequence[Sequence[Request]],
-        drawing: Drawing,
+        sampling: Sampling,
         stats: dict[str, float],
     ) -> None:
         self._tally, self._stats, self._notice = tally, stats, engine.notice
@@ -191,7 +190,8 @@ class _Streams:
                 self._notice,
                 number,
                 part,
-                drawing,
+                sampling,
+                engine.eos_ids,
                 version=engine.version,
                 limits=engine.limits,
                 events=self._events,

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainer.rollout.vllm.core import Drawing, Drawn
+from trainer.rollout.settings import Sampling
+from trainer.rollout.vllm.core import Drawn
 from trainer.rollout.vllm.keeper import Limits, ask
 from trainer.rollout.vllm.node import Notice, Seat
 from trainer.rollout.vllm.tally import Request
@@ -46,14 +47,15 @@ class Stream(threading.Thread):
         notice: Notice,
         seat: int,
         requests: Sequence[Request],
-        drawing: Drawing,
+        sampling: Sampling,
+        eos_ids: Sequence[int],
         *,
         version: int,
         limits: Limits,
         events: queue.SimpleQueue[Event],
     ) -> None:
         super().__init__(name=f"vllm-stream-{seat}", daemon=True)
-        self._notice, self._seat, self._drawing = notice, seat, drawing
+        self._notice, self._seat, self._sampling, self._eos_ids = notice, seat, sampling, list(eos_ids)
         self._open = {request.key: request for request in requests}
         self._version, self._limits, self._events = version, limits, events
         self._stopping = threading.Event()
@@ -128,7 +130,8 @@ class Stream(threading.Thread):
             body = {
                 "call": name,
                 "requests": [asdict(request) for request in self._open.values()],
-                "drawing": self._drawing.as_dict(),
+                "sampling": asdict(self._sampling),
+                "eos_ids": self._eos_ids,
                 "version": self._version,
             }
             connection.request("POST", "/generate", json.dumps(body), {"Authorization": f"Bearer {token}"})

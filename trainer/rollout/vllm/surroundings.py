@@ -41,6 +41,7 @@ def guest(log: Path | None) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # on a CPU it isn't there
             yield
     finally:
         torch.set_num_threads = set_num_threads

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +25,10 @@ class Request:
     """The prompt, and the tokens that an earlier generation drew behind it."""
     max_tokens: int
     seed: int
+    step: int
+    sample_id: int
+    position: int
+    """Of the first token drawn, in the response: with the three before it names its random number."""
 
     def renamed(self, key: str) -> Request:
         """The same under another key."""
@@ -38,12 +40,6 @@ class _Row:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-
-
-def request_seed(seed: int, step: int, sample_id: int, position: int) -> int:
-    """63 bits of (seed, step, sample id, position of the first token drawn)."""
-    text = struct.pack("<4Q", *(v % 2**64 for v in (seed, step, sample_id, position)))
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class Tally:
@@ -78,7 +74,10 @@ class Tally:
                         place=place,
                         prompt_ids=[*group.prompt_ids, *drawn],
                         max_tokens=left,
-                        seed=request_seed(seed, group.step, sample_id, len(drawn)),
+                        seed=seed,
+                        step=group.step,
+                        sample_id=sample_id,
+                        position=len(drawn),
                     )
                 )
             self._done.append(samples)

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainer.rollout.vllm.core import Drawing
+from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.loop import Loop
 from trainer.rollout.vllm.tally import Request
 
@@ -71,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _generate(self, asked: dict[str, Any]) -> None:
         requests = [Request(**request) for request in asked["requests"]]
-        call = self.served.generate(asked["call"], requests, Drawing(**asked["drawing"]), asked["version"])
+        sampling = Sampling(**asked["sampling"])
+        call = self.served.generate(asked["call"], requests, sampling, asked["eos_ids"], asked["version"])
         self.send_response(HTTPStatus.OK)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
