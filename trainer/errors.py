@@ -20,6 +20,10 @@ class UserError(Exception):
     """Wrong input. The message says what is wrong, where, and what to type instead; it is shown without a traceback."""
 
 
+class Failure(RuntimeError):
+    """A part outside this process failed for good. Nobody's input is wrong and the message says all: no traceback."""
+
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a disk that a user has to mend: full, over the quota, read-only."""
 

@@ -10,6 +10,7 @@ from trainer.config.schema import Config
 from trainer.environment import RankInfo
 from trainer.errors import EXIT_OK, EXIT_REQUEUE
 from trainer.parallel.world import join, leave
+from trainer.rollout import EngineFailed
 from trainer.steps.closing import close_run
 from trainer.steps.context import Context, build, endless
 from trainer.steps.iteration import rl_batch, sft_batch, update_policy
@@ -47,7 +48,10 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
     while step < ctx.total_steps:
         step += 1
         began = time.perf_counter()
-        batch, metrics = rl_batch(ctx, step) if ctx.is_rl else sft_batch(ctx, batches)
+        try:
+            batch, metrics = rl_batch(ctx, step) if ctx.is_rl else sft_batch(ctx, batches)
+        except EngineFailed as error:
+            raise keeper.lost(step - 1, error, sync=show.tracker.sync) from error
         with timers("update_actor"):
             updates, learnt = update_policy(ctx, batch, step)
         ctx.samples_seen += len(batch)

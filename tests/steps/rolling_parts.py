@@ -119,7 +119,7 @@ def make_rolling(
         streaming=streaming,
     )
     prompts = Prompts(batches(want), over_sampling=over, max_staleness=staleness)
-    world = world or SimpleNamespace(rank=0, size=1, sum_tensor=lambda t: t)
+    world = world or SimpleNamespace(rank=0, size=1, sum_tensor=lambda t: t, any=int)
     rolling = Rolling(
         prompts,
         sampler,

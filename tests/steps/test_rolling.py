@@ -8,6 +8,7 @@ import pytest
 
 from tests.steps.rolling_parts import DATA, make_rolling
 from trainer.checkpoint.state import decode, encode
+from trainer.rollout import EngineFailed
 from trainer.steps.agreement import Disagreement, check_agreement
 from trainer.steps.rolling import Rolling
 from trainer.steps.sampler import Rollouts
@@ -110,3 +111,23 @@ def test_an_engine_with_other_weights_is_found_at_the_start() -> None:
 class Numbers:
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         return {"input_ids": [20 + len(word) for word in text.split()]}
+
+
+def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:
+    rolling, engine, rollout = make_rolling()
+    whole = run(*make_rolling()[:2])
+    first = run(rolling, engine, last=1)
+    generate = rollout.generate
+
+    def lost(*given: Any, **how: Any) -> Any:
+        raise EngineFailed("3 restarts in a row")
+
+    rollout.generate = lost  # type: ignore[method-assign]
+    with pytest.raises(EngineFailed, match="3 restarts in a row"):
+        rolling.collect(2, 1, Timers(), last=False)
+    rollout.generate = generate  # type: ignore[method-assign]
+    rolling._world.any = lambda flag: 1  # type: ignore[misc,assignment]
+    with pytest.raises(EngineFailed, match="another rank"):
+        rolling.collect(2, 1, Timers(), last=False)
+    rolling._world.any = int  # type: ignore[misc,assignment]
+    assert first + run(rolling, engine, first=2) == whole

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from trainer.environment import TERMINAL
-from trainer.errors import EXIT_USER, as_user_error
+from trainer.errors import EXIT_USER, Failure, as_user_error
 
 ERROR_FILE = "PLIMSOLL_ERROR_FILE"
 """Where a launched rank leaves its error, so that the launcher can show it last."""
@@ -43,12 +43,13 @@ class LogText:
 def report_error(error: BaseException) -> int:
     """For a rank's ``main``: tell ``error`` and return the exit code (2 for the user's to mend, else 1).
 
-    What the user can mend (:func:`as_user_error`) shows no traceback unless HYDRA_FULL_ERROR=1. Under the launcher the
+    What the user can mend (:func:`as_user_error`), and a Failure, shows no traceback unless HYDRA_FULL_ERROR=1. Under the launcher the
     text goes to the error file, which the launcher prints once and last; otherwise to stderr.
     """
     users = as_user_error(error)
-    brief = users is not None and os.environ.get("HYDRA_FULL_ERROR") != "1"
-    text = f"Error: {users}" if brief else "".join(traceback.format_exception(error)).rstrip()
+    told = users or (error if isinstance(error, Failure) else None)
+    brief = told is not None and os.environ.get("HYDRA_FULL_ERROR") != "1"
+    text = f"Error: {told}" if brief else "".join(traceback.format_exception(error)).rstrip()
     code = 1 if users is None else EXIT_USER
     path = os.environ.get(ERROR_FILE)
     if path is None or not _leave(Path(path), code, text):

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from trainer.errors import Failure
 from trainer.rollout.settings import Sampling
 
 FinishReason = Literal["stop", "length", "aborted"]
@@ -120,5 +121,5 @@ class RolloutEngine(Protocol):
         """End processes and give everything back. Twice is fine."""
 
 
-class EngineFailed(RuntimeError):
+class EngineFailed(Failure):
     """The engine crashed or hung and could not be brought back. The run saves and ends."""

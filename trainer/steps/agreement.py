@@ -40,7 +40,7 @@ def check_agreement(rollout: RolloutEngine, engine: Engine, tokenizer: Any) -> f
     if not difference <= TOLERANCE.get(dtype, 1e-4):
         raise Disagreement(
             f"the rollout engine and the trainer disagree: log-probs of {len(sample.response_ids)} tokens differ by up "
-            f"to {difference:.3g} nats (at most {TOLERANCE.get(dtype, 1e-4):g} in {dtype}). The engine reads this model "
+            f"to {difference:.3g} nats (at most {TOLERANCE.get(dtype, 1e-4):g} in {dtype}). It reads this model "
             "otherwise than transformers; use actor_rollout_ref.rollout.name=hf"
         )
     return difference

@@ -21,7 +21,7 @@ from trainer.checkpoint.policy import due, must_save_by, predicted_save_s
 from trainer.config.frozen import MAY_CHANGE
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import Trainer, better
-from trainer.errors import DISK_FULL, UserError
+from trainer.errors import DISK_FULL, Failure, UserError
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
@@ -130,6 +130,18 @@ class Keeper:
             leave_note(self._ctx.run_dir, cause=stop, step=step, attempt=attempt_number(self._ctx.run_dir, True))
         if leaving and not saved:
             raise not_saved(step, self._store.last_failure)
+
+    def lost(self, step: int, why: Failure, *, sync: Callable[[], None]) -> Failure:
+        """Save ``step``, the last whole one, as the run can't go on; the error to leave with. All ranks call it."""
+        if step == 0:
+            return Failure(f"{why}. No step was trained yet; the same command begins anew")
+        sync()
+        if self._store.wait(CLOSE_TIMEOUT_S) and self._store.last_committed_step == step:
+            saved = True
+        else:
+            saved = self._save(step, {}, blocking=True)
+        where = f"Step {step} is saved" if saved else f"Step {step} could not be saved ({self._store.last_failure})"
+        return Failure(f"{why}. {where}; the same command goes on from the last checkpoint")
 
     def metrics(self) -> dict[str, float]:
         """``ckpt/*``; on rank 0 also ``goodput/*``."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainer.parallel.world import World
-from trainer.rollout import Sample
+from trainer.rollout import EngineFailed, Sample
 from trainer.steps.prompts import Ask, Prompts, unfinished
 from trainer.steps.sampler import Rollouts, Sampler, shares
 from trainer.steps.synced import Synced
@@ -44,14 +44,15 @@ class Rolling:
     ) -> tuple[list[Ask], Rollouts]:
         """The prompts begun in ``step`` and this rank's rollouts. ``version``: of the weights at hand; ``last``: no
         step follows. ``finished`` hears of each prompt (asks, its place, samples) at once, where it is drawn now.
+
+        Raises EngineFailed on all ranks when one rank's engine is lost; the prompts are then the next call's again.
         """
         if self._ahead is None:
             drawn = self._draw(step, version, timers, finished)
         else:
             drawn, self._ahead = self._ahead, None
-            with timers("gen"):  # what is left of it
-                drawn.rollouts.result()
-        rollouts = drawn.rollouts.result()
+        with timers("gen"):  # one step off: what is left of it
+            rollouts = self._agree(drawn)
         self._stats = dict(self._synced.rollout.stats())
         self._give_back(drawn.asks, rollouts)
         if self._one_step_off and not last:
@@ -66,7 +67,7 @@ class Rolling:
         if self._ahead is None:
             return
         drawn, self._ahead = self._ahead, None
-        rollouts = drawn.rollouts.result()
+        rollouts = self._agree(drawn)
         n = self.sampler.n
         parts = {place: rollouts.samples[i : i + n] for i, place in enumerate(rollouts.prompts) if i % n == 0}
         self.prompts.give_back(unfinished(drawn.asks, share_samples({**parts, **rollouts.unfinished}, n, self._world)))
@@ -84,8 +85,11 @@ class Rolling:
         with timers("data_wait"):
             asks = self.prompts.take(self.want, step, version)
         result: Future[Rollouts] = Future()
-        with self._synced.ready(version, timers, stay=self._one_step_off):
-            result.set_result(self._roll(asks, self._share(asks), timers, finished))
+        try:
+            with self._synced.ready(version, timers, stay=self._one_step_off):
+                result.set_result(self._roll(asks, self._share(asks), timers, finished))
+        except EngineFailed as error:  # told once all ranks can hear it
+            result.set_exception(error)
         return _Drawn(asks, result)
 
     def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
@@ -93,6 +97,16 @@ class Rolling:
             asks = self.prompts.take(self.want, step, version)
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
         return _Drawn(asks, self._pool.submit(self._roll, asks, self._share(asks), Timers(), None))
+
+    def _agree(self, drawn: _Drawn) -> Rollouts:
+        """This rank's rollouts, if all ranks have theirs."""
+        error = drawn.rollouts.exception()
+        if error is not None and not isinstance(error, EngineFailed):
+            raise error
+        if self._world.any(error is not None):
+            self.prompts.give_back(drawn.asks)
+            raise error or EngineFailed("the rollout engine of another rank is lost")
+        return drawn.rollouts.result()
 
     def _share(self, asks: Sequence[Ask]) -> dict[int, Ask]:
         """This rank's prompts by their place, in the order to begin them."""
