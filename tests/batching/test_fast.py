@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,7 +94,10 @@ def test_constants_are_the_same() -> None:
 
 def test_warming_up_leaves_nothing_to_compile() -> None:
     warm_up(fast.FROM)
-    loops = {"packing": ("best_fit", "lightest_fit", "open_bins", "cuts"), "refine": ("level", "run")}
+    loops = {
+        "packing": ("best_fit", "lightest_fit", "open_bins", "cuts", "once", "pace_rows"),
+        "refine": ("level", "run"),
+    }
     assert all(getattr(fast.load(module), name).signatures for module, names in loops.items() for name in names)
 
 
@@ -102,6 +107,22 @@ def test_numba_is_left_alone_until_a_plan_is_large() -> None:
         "assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_compiled_code_is_kept_where_nobody_else_writes(tmp_path: Path) -> None:
+    code = "from trainer.batching.fast import load; assert load('packing')"
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_code_of_somebody_else_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit = fast.load("jit")
+    assert jit is not None
+    monkeypatch.setattr(jit.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(RuntimeError, match="somebody else"):
+        jit.keep_private(tmp_path)
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("numba"), RuntimeError("no locator available")])

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from trainer.batching.cost import CostModel, Floats, Ints
+from trainer.batching.fast import loops
 from trainer.batching.units import Cargo
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Layout:
 
     def costs(self, cargo: Cargo, cost: CostModel) -> Floats:
         """Cost alone of each micro-batch."""
+        compiled = loops("packing", int(self.bins.size))
+        if compiled is not None and cargo.shared:
+            own, prompts = cargo.own_costs(cost), cargo.prompt_costs(cost)
+            out: Floats = compiled.once(self.bins, own, prompts, cargo.groups, cargo.by_group(), int(self.counts.sum()))
+            return out
         return self._costs(cargo, cost, self._first(cargo) if cargo.shared and self.bins.size else None)
 
     def _costs(self, cargo: Cargo, cost: CostModel, first: Ints | None) -> Floats:

@@ -204,8 +204,8 @@ class ByCost(NamedTuple):
     """Units by rising cost: what :func:`fill_rows` begins with, for any number of rows."""
 
     order: Ints
-    weights: list[float]
-    sizes: list[int]
+    weights: Floats
+    sizes: Ints
     rising: bool
     """Whether a lighter unit is never a larger one."""
 
@@ -214,7 +214,7 @@ class ByCost(NamedTuple):
         """Sort them."""
         order = np.argsort(cost, kind="stable")
         sizes = tokens[order]
-        return cls(order, cost[order].tolist(), sizes.tolist(), bool((sizes[1:] >= sizes[:-1]).all()))
+        return cls(order, cost[order], sizes, bool((sizes[1:] >= sizes[:-1]).all()))
 
 
 def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int, by_cost: ByCost | None = None) -> Ints | None:
@@ -224,39 +224,52 @@ def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int, by_cost: ByC
     heaviest stand beside it, and each bin is topped up with the largest units that keep cap and pace, so that the row
     carries as much as the wait for its head allows. The rest is spread evenly and its bins are dealt out by weight.
     """
-    ranks = int(budgets.size)
-    caps = budgets.tolist()
-    by_cap = sorted(range(ranks), key=lambda r: -caps[r])
-    order, all_weights, all_sizes, rising = by_cost or ByCost.of(cost, tokens)
-    weights, sizes, ids = all_weights.copy(), all_sizes.copy(), order.tolist()
+    order, weights, sizes, rising = by_cost or ByCost.of(cost, tokens)
     left = float(cost.sum())
     out = np.full(cost.size, -1, np.int64)
+    row, rest = 0, order
+    if rising and rest.size and float(weights[-1]) * rows * budgets.size > left:
+        row, rest = _pace_rows(weights, sizes, order, out, budgets, rows, left)
+    if rest.size:
+        bins = spread(cost[rest], tokens[rest], budgets, rows - row)
+        if bins is None:
+            return None
+        out[rest] = row * budgets.size + bins
+    return out
+
+
+def _pace_rows(
+    weights: Floats, sizes: Ints, order: Ints, out: Ints, budgets: Ints, rows: int, left: float
+) -> tuple[int, Ints]:
+    """The rows that a head paces, into ``out``: how many, and the units that are left, by rising cost."""
+    by_cap = np.argsort(-budgets, kind="stable")
+    compiled = loops("packing", int(order.size))
+    if compiled is not None:
+        units = order.copy()
+        row, many = compiled.pace_rows(weights.copy(), sizes.copy(), units, out, budgets, by_cap, rows, left)
+        return row, units[:many]
+    heavy, large, ids = weights.tolist(), sizes.tolist(), order.tolist()
+    caps, ranks = budgets.tolist(), int(budgets.size)
     row = 0
-    while rising and ids and row < rows and weights[-1] * (rows - row) * ranks > left:
-        pace, gaps = weights[-1], []
-        for r in by_cap:
-            at = bisect_right(sizes, caps[r]) - 1
+    while ids and row < rows and heavy[-1] * (rows - row) * ranks > left:
+        pace, gaps = heavy[-1], []
+        for r in by_cap.tolist():
+            at = bisect_right(large, caps[r]) - 1
             if at >= 0:
-                weight, size = weights.pop(at), sizes.pop(at)
+                weight, size = heavy.pop(at), large.pop(at)
                 out[ids.pop(at)] = row * ranks + r
                 left -= weight
                 gaps.append((pace - weight, caps[r] - size, r))
         for slack, room, r in gaps:
             while True:
-                at = min(bisect_right(sizes, room), bisect_right(weights, slack)) - 1
+                at = min(bisect_right(large, room), bisect_right(heavy, slack)) - 1
                 if at < 0:
                     break
-                weight, size = weights.pop(at), sizes.pop(at)
+                weight, size = heavy.pop(at), large.pop(at)
                 out[ids.pop(at)] = row * ranks + r
                 left, slack, room = left - weight, slack - weight, room - size
         row += 1
-    if ids:
-        rest = np.array(ids) if row else order
-        bins = spread(cost[rest], tokens[rest], budgets, rows - row)
-        if bins is None:
-            return None
-        out[rest] = row * ranks + bins
-    return out
+    return row, np.array(ids, np.int64)
 
 
 def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:

@@ -30,6 +30,7 @@ class Cargo:
     """Whether a group's prompt counts once per micro-batch."""
     _own: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
     _prompts: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_group: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def own_tokens(self) -> Ints:
         """What a sequence adds to a micro-batch that holds its prompt already."""
@@ -41,6 +42,12 @@ class Cargo:
             own = cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
             self._own[cost] = own
         return self._own[cost]
+
+    def by_group(self) -> Ints:
+        """Sequences, group by group."""
+        if not self._by_group:
+            self._by_group.append(np.argsort(self.groups, kind="stable"))
+        return self._by_group[0]
 
     def prompt_costs(self, cost: CostModel) -> Floats:
         """Cost of each sequence's prompt, 0 where prompts are not shared."""

@@ -2,7 +2,7 @@
 
 numba is imported by the first plan that is large enough, not before: it takes half a second and some memory. It keeps
 what it compiled beside the sources or, where they can't be written, in the user's own cache folder (NUMBA_CACHE_DIR
-names another: one that nobody else may write, for what lies there is run). Where it can keep nothing, Python plans.
+names another, which must be the user's own: what lies there is run). Where it can keep nothing, Python plans.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FROM = 64
 
 @cache
 def load(name: str) -> ModuleType | None:
-    """Module ``name`` of this package, or None without numba, or without a folder for what it compiles."""
+    """Module ``name`` of this package, or None without numba, or without a folder of one's own for what it compiles."""
     try:
         return import_module(f"{__name__}.{name}")
     except (ImportError, RuntimeError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -13,9 +15,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """``function`` by numba. Every sum keeps its order and nothing is fused, so that floats round as in Python."""
-    out: F = numba.njit(cache=True)(function)
-    return out
+    """``function`` by numba. Every sum keeps its order and nothing is fused, so that floats round as in Python.
+
+    Raises RuntimeError where no folder can keep what is compiled, or others own it.
+    """
+    out = numba.njit(cache=True)(function)
+    keep_private(Path(out.stats.cache_path))
+    return cast(F, out)
+
+
+def keep_private(folder: Path) -> None:
+    """Code is loaded from ``folder``: let nobody else write there. Beside the sources it is as safe as they are."""
+    if folder.parent == Path(__file__).parent:
+        return
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to somebody else")
+    folder.chmod(0o700)
 
 
 @compiled

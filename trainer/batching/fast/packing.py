@@ -154,3 +154,69 @@ def lightest_fit(cost: Floats, sizes: Ints, caps: Ints, fills: bool) -> Ints:
         load[0] += cost[i]
         _sink(load, none, bins, ready, 0)
     return out
+
+
+@compiled
+def once(bins: Ints, own: Floats, prompts: Floats, groups: Ints, by_group: Ints, many: int) -> Floats:
+    """What each bin holds: ``own`` of every sequence, and once for each group the prompt. See ``Layout.weigh``."""
+    out, extra, seen = np.zeros(many), np.zeros(many), np.full(many, -1)
+    for i in range(bins.size):
+        out[bins[i]] += own[i]
+    for i in by_group:
+        if seen[bins[i]] != groups[i]:
+            seen[bins[i]] = groups[i]
+            extra[bins[i]] += prompts[i]
+    for b in range(many):
+        out[b] += extra[b]
+    return out
+
+
+@compiled
+def pull(weights: Floats, sizes: Ints, ids: Ints, many: int, at: int) -> None:
+    """Take the entry at place ``at`` out of ``many``."""
+    for i in range(at, many - 1):
+        weights[i], sizes[i], ids[i] = weights[i + 1], sizes[i + 1], ids[i + 1]
+
+
+@compiled
+def up_to(values: Floats | Ints, value: float, many: int) -> int:
+    """How many of the first ``many`` values, which rise, are at most ``value``."""
+    low, high = 0, many
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def pace_rows(
+    weights: Floats, sizes: Ints, ids: Ints, out: Ints, caps: Ints, by_cap: Ints, rows: int, left: float
+) -> tuple[int, int]:
+    """The rows of :func:`trainer.batching.packing.fill_rows` that a head paces: rows filled, units left in front."""
+    many, ranks, row = ids.size, caps.size, 0
+    slack, room, rank = np.empty(ranks), np.empty(ranks, np.int64), np.empty(ranks, np.int64)
+    while many > 0 and row < rows and weights[many - 1] * (rows - row) * ranks > left:
+        pace, seated = weights[many - 1], 0
+        for r in by_cap:
+            at = up_to(sizes, caps[r], many) - 1
+            if at >= 0:
+                out[ids[at]] = row * ranks + r
+                left -= weights[at]
+                slack[seated], room[seated], rank[seated] = pace - weights[at], caps[r] - sizes[at], r
+                seated += 1
+                pull(weights, sizes, ids, many, at)
+                many -= 1
+        for seat in range(seated):
+            while True:
+                at = min(up_to(sizes, room[seat], many), up_to(weights, slack[seat], many)) - 1
+                if at < 0:
+                    break
+                out[ids[at]] = row * ranks + rank[seat]
+                left, slack[seat], room[seat] = left - weights[at], slack[seat] - weights[at], room[seat] - sizes[at]
+                pull(weights, sizes, ids, many, at)
+                many -= 1
+        row += 1
+    return row, many
