@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.toy import Toy
@@ -29,6 +29,7 @@ def drawn(tokens: int, version: int, reason: str = "aborted") -> Sample:
     return Sample(torch.arange(tokens), -torch.rand(tokens), reason, version)  # type: ignore[arg-type]
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     want=st.integers(1, 7),
     over=st.sampled_from([1.0, 1.25, 1.5, 3.0]),

@@ -43,8 +43,8 @@ class LogText:
 def report_error(error: BaseException) -> int:
     """For a rank's ``main``: tell ``error`` and return the exit code (2 for the user's to mend, else 1).
 
-    What the user can mend (:func:`as_user_error`), and a Failure, shows no traceback unless HYDRA_FULL_ERROR=1. Under the launcher the
-    text goes to the error file, which the launcher prints once and last; otherwise to stderr.
+    What the user can mend (:func:`as_user_error`), and a Failure, shows no traceback unless HYDRA_FULL_ERROR=1. Under
+    the launcher the text goes to the error file, which the launcher prints once and last; otherwise to stderr.
     """
     users = as_user_error(error)
     told = users or (error if isinstance(error, Failure) else None)
