@@ -1,4 +1,4 @@
-"""Weights straight into the packed form that vLLM multiplies with on a CPU: one pass, no second copy of the model.
+"""Weights straight into the form that vLLM multiplies with on a CPU: one pass, no second copy of the model.
 
 vLLM's own way to new weights builds each layer anew, keeps what was sent until the layer is whole, and copies it three
 times; on a GPU, or where a model is split, that is the way.
@@ -20,6 +20,23 @@ class _Staged:
 
     tensor: Tensor
     parts: set[int] = field(default_factory=set)
+
+
+def keep_plain(model: Any) -> None:
+    """Let the float32 layers of vLLM's ``model`` multiply with plain weights, for good.
+
+    Packing them takes several times as long as copying them, every step anew, and gains nothing in a product with many
+    rows. In bfloat16 it does: there the processor's matrix unit wants its own order.
+    """
+    for module in model.modules():
+        if not hasattr(module, "cpu_linear"):
+            continue
+        held = module.weight
+        if held.numel() == 0 and held.dtype == torch.float32:
+            whole = torch.empty(module.output_size_per_partition, module.input_size_per_partition, dtype=held.dtype)
+            module.weight = nn.Parameter(whole, requires_grad=False)
+        if held.dtype == torch.float32:
+            module.cpu_linear = nn.functional.linear
 
 
 def can_pack(model: Any) -> bool:
@@ -76,7 +93,7 @@ def pack_head(model: Any) -> None:
     is the embedding's: it would go on with the one it was built with.
     """
     head: Any = getattr(model, "lm_head", None)
-    if hasattr(head, "cpu_linear"):
+    if hasattr(head, "cpu_linear") and head.cpu_linear is not nn.functional.linear:
         head.quant_method.process_weights_after_loading(head)
 
 
