@@ -28,8 +28,9 @@ class Cargo:
     """Bucket of each sequence; zeros without buckets."""
     shared: bool
     """Whether a group's prompt counts once per micro-batch."""
-    _own: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _prompts: dict[CostModel, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # What was asked for last, for it is asked for again and again.
+    _own: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _prompts: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
     _by_group: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def own_tokens(self) -> Ints:
@@ -38,10 +39,10 @@ class Cargo:
 
     def own_costs(self, cost: CostModel) -> Floats:
         """Like :meth:`own_tokens`, in units of cost."""
-        if cost not in self._own:
+        if not self._own or self._own[0][0] is not cost:
             own = cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
-            self._own[cost] = own
-        return self._own[cost]
+            self._own[:] = [(cost, own)]
+        return self._own[0][1]
 
     def by_group(self) -> Ints:
         """Sequences, group by group."""
@@ -51,9 +52,9 @@ class Cargo:
 
     def prompt_costs(self, cost: CostModel) -> Floats:
         """Cost of each sequence's prompt, 0 where prompts are not shared."""
-        if cost not in self._prompts:
-            self._prompts[cost] = cost(self.prompts)
-        return self._prompts[cost]
+        if not self._prompts or self._prompts[0][0] is not cost:
+            self._prompts[:] = [(cost, cost(self.prompts))]
+        return self._prompts[0][1]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ names another, which must be the user's own: what lies there is run). Where it c
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-FROM = 64
-"""Units from which compiled loops are worth their start; fewer are planned in a few milliseconds anyway."""
+FROM, FEW = 64, 12
+"""Units from which compiled loops are worth loading (fewer are planned in a few milliseconds anyway), and worth calling
+once they are loaded."""
 
 
 @cache
@@ -26,4 +28,5 @@ def load(name: str) -> ModuleType | None:
 
 def loops(name: str, units: int) -> ModuleType | None:
     """The compiled loops ``name`` for so many units, or None where plain Python does."""
-    return load(name) if units >= FROM else None
+    wanted = units >= FROM or (units >= FEW and f"{__name__}.jit" in sys.modules)
+    return load(name) if wanted else None
