@@ -20,8 +20,8 @@ from trainer.rollout import Group, RolloutEngine, Sampling, eos_ids
 from trainer.rollout.hf import HfEngine
 
 ROOT = Path(__file__).resolve().parents[1]
-Generate = Callable[[int], list[int]]
-"""From the number of a round, which is its seed, to the tokens of each response, its end token among them."""
+Generate = Callable[[int, int], list[int]]
+"""(seed, most tokens of a response) to the tokens of each response, its end token among them."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def through_engine(engine: RolloutEngine, case: Case, prompts: Sequence[Sequence
     groups = [
         Group(prompt_ids=p, sample_ids=range(i * case.n, (i + 1) * case.n), step=0) for i, p in enumerate(prompts)
     ]
-    sampling = Sampling(max_response_length=case.limit)
 
-    def generate(seed: int) -> list[int]:
+    def generate(seed: int, limit: int) -> list[int]:
+        sampling = Sampling(max_response_length=limit)
         return [len(s.response_ids) for f in engine.generate(groups, sampling, seed=seed) for s in f.samples]
 
     return generate
@@ -79,7 +79,7 @@ def plain(loaded: LoadedModel, case: Case, prompts: Sequence[Sequence[int]]) -> 
     ids, mask = torch.tensor(rows), torch.tensor(masks)
     end = torch.tensor(ends)
 
-    def generate(seed: int) -> list[int]:
+    def generate(seed: int, limit: int) -> list[int]:
         torch.manual_seed(seed)
         with torch.no_grad():
             out: Tensor = model.generate(
@@ -89,7 +89,7 @@ def plain(loaded: LoadedModel, case: Case, prompts: Sequence[Sequence[int]]) -> 
                 temperature=1.0,
                 top_k=0,
                 top_p=1.0,
-                max_new_tokens=case.limit,
+                max_new_tokens=limit,
                 eos_token_id=ends,
                 pad_token_id=pad,
             )[:, width:]

@@ -18,24 +18,26 @@ from benchmarks.harness import Report, arguments
 
 PLAIN = "transformers generate"
 TINY, SMOLLM2 = "builtin:tiny", "builtin:smollm2"
+WARM = 4
+"""Tokens of the responses that warm a way up."""
 BAR = 2.0
 """Speed of the hf engine in plain batched generation's."""
 
 
 def cases(quick: bool, model: str | None) -> list[Case]:
-    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 3), Case(SMOLLM2, 8, 8, 128, 2)]
+    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 2), Case(SMOLLM2, 8, 8, 64, 2)]
     return [c for c in everything if model in (None, c.model)]
 
 
-def take_turns(ways: dict[str, Generate], rounds: int) -> dict[str, list[tuple[float, list[int]]]]:
+def take_turns(ways: dict[str, Generate], case: Case) -> dict[str, list[tuple[float, list[int]]]]:
     """Seconds and response lengths of each way and round; every other round in the opposite order."""
     for generate in ways.values():
-        generate(0)
+        generate(0, WARM)
     found: dict[str, list[tuple[float, list[int]]]] = {name: [] for name in ways}
-    for number in range(1, rounds + 1):
+    for number in range(1, case.rounds + 1):
         for name in list(ways) if number % 2 else reversed(ways):
             began = perf_counter()
-            lengths = ways[name](number)
+            lengths = ways[name](number, case.limit)
             found[name].append((perf_counter() - began, lengths))
     return found
 
@@ -44,7 +46,7 @@ def measure(case: Case, report: Report, quick: bool) -> None:
     loaded = load(case.model)
     prompts = read_prompts(loaded, case.prompts)
     ways = {PLAIN: plain(loaded, case, prompts), "hf": through_engine(hf(loaded), case, prompts)}
-    found = take_turns(ways, case.rounds)
+    found = take_turns(ways, case)
     speeds = {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
     for name, rounds in found.items():
         report.add(

@@ -123,7 +123,7 @@ def test_tokens_chosen_in_several_passes_are_the_same(monkeypatch: pytest.Monkey
 def test_prompts_prefilled_in_several_passes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     whole = drawn(model)
-    monkeypatch.setattr("trainer.rollout.hf.cohort.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("trainer.rollout.hf.prefill.PREFILL_TOKENS", 8)
     assert ids(drawn(model)) == ids(whole)
 
 

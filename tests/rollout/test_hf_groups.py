@@ -173,7 +173,7 @@ def test_ended_rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cohort, "attend", watched)
     expected = [s for f in whole(make_model()) for s in f.samples]
     assert sum(rows for rows, _ in seen) == sum(len(s.response_ids) - 1 for s in expected)
-    assert seen[0][1] == 8 and seen[-1][1] < 4
+    assert seen[0][1] == 5 and seen[-1][1] < 3
 
 
 def test_bfloat16_weights() -> None:

@@ -12,13 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.models.attention import packed_attention
-from trainer.models.layout import Layout, Segment
 from trainer.rollout.hf.network import Network
+from trainer.rollout.hf.prefill import prefill
 from trainer.rollout.hf.row import Row
 
-PREFILL_TOKENS = 16384
-"""Most prompt tokens of one prefill pass, but for a longer prompt."""
 GROW = 64
 """Least columns added when the cache is full."""
 FORGET_BELOW = 0.75
@@ -39,9 +36,8 @@ class Cohort:
         device = network.device
         self.position = torch.tensor([len(row.prefix) for row in rows], device=device)
         self.token = torch.empty(0)
-        self.prefix: list[tuple[Tensor, Tensor]] = []
+        logits, self.prefix = prefill(network, prefixes)
         """By layer: keys and values [prompts, kv_heads, longest prompt, head_dim]."""
-        logits = self._prefill(network, prefixes)
         shape = (len(rows), network.kv_heads, GROW, network.head_dim)
         like = self.prefix[0][0]
         self.own = [(like.new_empty(shape), like.new_empty(shape)) for _ in self.prefix]
@@ -127,24 +123,6 @@ class Cohort:
         wide[:, :, :columns] = slab[:rows]
         return wide
 
-    def _prefill(self, network: Network, prefixes: list[tuple[int, ...]]) -> Tensor:
-        """Fill ``self.prefix``; logits [prompts, vocabulary] behind each."""
-        logits, parts = [], []
-        start = 0
-        while start < len(prefixes):
-            end, tokens = start + 1, self._widths[start]
-            while end < len(prefixes) and tokens + self._widths[end] <= PREFILL_TOKENS:
-                tokens += self._widths[end]
-                end += 1
-            found, cache = _run(network, prefixes[start:end], max(self._widths))
-            logits.append(found)
-            parts.append(cache)
-            start = end
-        self.prefix = [
-            (torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in zip(*parts, strict=True)
-        ]
-        return torch.cat(logits)
-
     def _forget(self) -> None:
         """Drop the prompts that no row needs."""
         needed = sorted(set(self._prefix_of))
@@ -181,32 +159,3 @@ class Cohort:
             widths = torch.tensor(self._widths, device=device)
             beyond = torch.arange(width, device=device) >= widths[:, None]
             self._pads = like.new_zeros(prompts, width).masked_fill_(beyond, -torch.inf)[:, None, None]
-
-
-def _run(network: Network, prefixes: list[tuple[int, ...]], width: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """One packed pass: logits behind each prompt; by layer keys and values [prompts, kv_heads, width, head_dim]."""
-    device = network.device
-    segments, start = [], 0
-    for prefix in prefixes:
-        segments.append(Segment(start, len(prefix)))
-        start += len(prefix)
-    layout = Layout(tuple(segments))
-    columns = torch.arange(width)
-    # A pad repeats a real token: finite, and never looked at.
-    places = torch.stack([s.start + columns.clamp(max=s.length - 1) for s in segments]).flatten().to(device)
-    cache: list[tuple[Tensor, Tensor]] = []
-
-    def stowed(x: Tensor) -> Tensor:
-        rows = x.index_select(0, places).view(len(segments), width, *x.shape[1:])
-        return rows.transpose(1, 2).contiguous()
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache.append((stowed(key), stowed(value)))
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        out, _ = packed_attention(network.base, q, k, v, None, scaling=network.scale, packed_layout=layout)
-        return out[0]
-
-    ids = torch.tensor([token for prefix in prefixes for token in prefix], device=device)
-    positions = torch.cat([torch.arange(s.length) for s in segments]).to(device)
-    last = torch.tensor([s.start + s.length - 1 for s in segments], device=device)
-    return network(ids, positions, attend, last), cache

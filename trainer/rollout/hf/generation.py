@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.rollout.hf.cohort import Cohort
-from trainer.rollout.hf.network import Network
+from trainer.rollout.hf.network import Network, joined
 from trainer.rollout.hf.row import Row, random_numbers
 from trainer.rollout.hf.sampling import choose
 from trainer.rollout.protocol import Finished, FinishReason, Group, Sample
@@ -123,8 +123,8 @@ class HfGeneration:
                 ended += self._draw([cohort], cohort.first_logits)
             return ended
         cohorts = self._cohorts
-        token = _joined([c.token for c in cohorts])
-        position = _joined([c.position for c in cohorts])
+        token = joined([c.token for c in cohorts])
+        position = joined([c.position for c in cohorts])
         sizes = [len(c.rows) for c in cohorts]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -203,7 +203,3 @@ def _alike(rows: list[Row]) -> Iterator[list[Row]]:
             start = i
     if start < len(rows):
         yield rows[start:]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

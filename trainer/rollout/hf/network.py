@@ -67,7 +67,16 @@ class Network:
             x = x + linear(gate, mlp.down_proj.weight, mlp.down_proj.bias)
         if wanted is not None:
             x = x[wanted]
-        return linear(base.norm.forward(x), self.head.weight)
+        x, weight = base.norm.forward(x), self.head.weight
+        if x.device.type == "cpu":
+            # A tall matrix times few columns takes little more than half the time (measured: 576 x 49,152, 64 rows).
+            return torch.mm(weight, x.t()).t().contiguous()
+        return linear(x, weight)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """``parts`` end to end; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _project(x: Tensor, projection: nn.Linear, out: Tensor) -> None:
