@@ -25,7 +25,8 @@ def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
     own, own_cost = cargo.own_tokens(), cargo.own_costs(cost)
     tokens, weight = int(own.sum()), float(own_cost.sum())
     if cargo.shared:
-        prompts = cargo.prompts[np.unique(cargo.groups, return_index=True)[1]]
+        prompts = np.zeros(int(cargo.groups.max()) + 1 if cargo.groups.size else 0, np.int64)
+        prompts[cargo.groups] = cargo.prompts
         tokens, weight = tokens + int(prompts.sum()), weight + float(cost(prompts).sum())
     fewest = micro_batches_bound(own, budgets, total=tokens)
     return Proof(fewest, path_bound(own_cost, own, budgets, total=weight, sync=sync))

@@ -103,15 +103,13 @@ def check_shared(prompts: Ints, groups: Ints) -> None:
     """Raise when the sequences of a group disagree about the length of their prompt."""
     if not groups.size:
         return
-    low = np.full(int(groups.max()) + 1, np.iinfo(np.int64).max)
-    high = np.zeros_like(low)
-    np.minimum.at(low, groups, prompts)
-    np.maximum.at(high, groups, prompts)
-    wrong = np.flatnonzero(low != high)
+    one = np.empty(int(groups.max()) + 1, np.int64)
+    one[groups] = prompts
+    wrong = groups[one[groups] != prompts]
     if wrong.size:
-        who = np.flatnonzero(groups == wrong[0]).tolist()
+        who = np.flatnonzero(groups == wrong.min())
         raise UserError(
-            f"sequences {who} are one group but their prompts have {int(low[wrong[0]])} to {int(high[wrong[0]])} "
-            "tokens; share_prompt needs one prompt per group: number the groups by prompt, or set "
-            "actor_rollout_ref.actor.share_prompt=False"
+            f"sequences {who.tolist()} are one group but their prompts have {int(prompts[who].min())} to "
+            f"{int(prompts[who].max())} tokens; share_prompt needs one prompt per group: number the groups by prompt, "
+            "or set actor_rollout_ref.actor.share_prompt=False"
         )
