@@ -1,7 +1,7 @@
 """Training steps while the trainer's own writer process writes without a pause.
 
 One save is over before a whole step has lain beside it, so here the writer gets one job after another: the same bytes
-into new files, with checksums and fsync, deleted behind it.
+into new files, with checksums and fsync, deleted behind it, at the pace of a run's second save and all later ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from time import perf_counter
 from trainer.checkpoint.buffers import HostBuffer
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.filling import Filled
+from trainer.checkpoint.pace import Pace
+from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.writing import WriterClient
 
 DISK = "trainer.checkpoint.disk:Disk"
@@ -30,9 +32,9 @@ class Writing:
         self._buffer = HostBuffer(nbytes, pinned=False)
         self._buffer.data.random_(0, 255)
         self._client = WriterClient([self._buffer.fd], DISK)
+        self._pace = Pace(CheckpointSettings().write_share)
         self._stop, self._begun = threading.Event(), threading.Event()
         self._thread = threading.Thread()
-        self.bytes_written = 0
 
     def __enter__(self) -> Writing:
         self._stop.clear()
@@ -44,31 +46,35 @@ class Writing:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        self._pace.hurry()
         self._thread.join(LIMIT_S)
+        self._pace.ease()
+
+    def write(self) -> None:
+        """One save: the first at full speed, as in a run, the others at the pace of a run."""
+        target = self._folder / "beside"
+        target.mkdir(mode=0o700)
+        filled = Filled()
+        filled.advance(self._nbytes)
+        self._client.write(
+            target,
+            [FileSpec("state", 0, self._nbytes)],
+            buffer=0,
+            size=self._nbytes,
+            timeout_s=LIMIT_S,
+            filled=filled,
+            pace=self._pace,
+        )
+        shutil.rmtree(target)
 
     def close(self) -> None:
         self._client.stop()
         self._buffer.close()
 
     def _run(self) -> None:
-        number = 0
         while not self._stop.is_set():
-            target = self._folder / f"beside_{number}"
-            target.mkdir(mode=0o700)
-            filled = Filled()
-            filled.advance(self._nbytes)
             self._begun.set()
-            self._client.write(
-                target,
-                [FileSpec("state", 0, self._nbytes)],
-                buffer=0,
-                size=self._nbytes,
-                timeout_s=LIMIT_S,
-                filled=filled,
-            )
-            self.bytes_written += self._nbytes
-            shutil.rmtree(target)
-            number += 1
+            self.write()
 
 
 def slowdown(step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int, steps: int) -> list[float]:
@@ -76,6 +82,7 @@ def slowdown(step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int
     writing = Writing(folder, nbytes)
     found = []
     try:
+        writing.write()
         for _ in range(rounds):
             plain = statistics.median(_seconds(step) for _ in range(steps))
             with writing:

@@ -22,6 +22,7 @@ from trainer.checkpoint import buffers, capture, checkpointer, commit
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.disk import load_disk
 from trainer.checkpoint.filling import Filled
+from trainer.checkpoint.pace import Pace
 from trainer.checkpoint.settings import CheckpointSettings
 
 
@@ -70,7 +71,7 @@ class Inside:
 
     def write(
         self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float,
-        cancelled: Callable[[], bool], filled: Filled,
+        cancelled: Callable[[], bool], filled: Filled, pace: Pace,
     ) -> dict[str, list[object]]:  # fmt: skip
         while filled.beyond(size - 1, 10.0) < size:
             assert not filled.failed

@@ -94,6 +94,7 @@ class Checkpointer:
             self._committer.wait_until_idle(self._settings.timeout_s)
         if not self._ranks.all(self._committer.has_room):
             self._numbers.add("skipped")
+            self._committer.pace.hurry()
             return False
         captured = self._planner.capture(step, rank_state, global_state)
         manifest = Manifest(
@@ -108,6 +109,7 @@ class Checkpointer:
         threading.Thread(target=self._copy, args=(save, captured), name="checkpoint-copy", daemon=True).start()
         self._committer.put(save)
         if blocking:
+            self._committer.pace.hurry()
             self._wait_for_copy()
             save.done.wait(self._settings.timeout_s * 2 + 60)
         self._numbers.add("stall_s", time.perf_counter() - began)

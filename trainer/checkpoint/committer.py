@@ -20,6 +20,7 @@ from trainer.checkpoint.manifest import Damaged, Manifest
 from trainer.checkpoint.meeting import Meeting, OutOfTime
 from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.numbers import Numbers
+from trainer.checkpoint.pace import Pace
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot import Plan
 from trainer.checkpoint.writing import WriteFailed, WriterClient
@@ -56,6 +57,8 @@ class Committer:
         self._writer, self._meeting, self._numbers = writer, meeting, numbers
         self._lease, self._mirror = lease, mirror
         self._slots, self._free = slots, set(range(slots))
+        self.pace = Pace(settings.write_share)
+        """Of the writer: ``hurry`` when somebody waits for a save."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[Save | None] = queue.Queue()
         self._closing = threading.Event()
@@ -88,6 +91,7 @@ class Committer:
     def wait_until_idle(self, timeout_s: float) -> bool:
         """False: out of time."""
         until = time.monotonic() + timeout_s
+        self.pace.hurry()
         while self.in_flight:
             if time.monotonic() > until or not self._thread.is_alive():
                 return False
@@ -97,6 +101,7 @@ class Committer:
     def close(self, timeout_s: float) -> bool:
         """Let what was begun end, at most ``timeout_s``, then give it up. False: a disk still holds the thread."""
         self._queue.put(None)
+        self.pace.hurry()
         self._thread.join(timeout_s)
         self._closing.set()
         self._thread.join(10.0)
@@ -115,6 +120,8 @@ class Committer:
             if save.committed and self._meeting.rank == 0:
                 self._after_commit(save.manifest)
             save.done.set()
+            if self._queue.empty():
+                self.pace.ease()
 
     def _commit(self, save: Save) -> bool:
         """Write this rank's files, meet the others, and on rank 0 publish. False: failed and told."""
@@ -130,7 +137,8 @@ class Committer:
                 f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is intact"
             )
             return False
-        self._numbers.committed(save.step, nbytes=save.plan.size, seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began - self.pace.extra_s
+        self._numbers.committed(save.step, nbytes=save.plan.size, seconds=seconds)
         return True
 
     def _write(self, save: Save) -> dict[str, list[object]]:
@@ -138,7 +146,7 @@ class Committer:
             raise WriteFailed("nothing was copied")
         return self._writer.write(
             temp_dir(self.root, save.step, self._fence), save.plan.files, buffer=save.slot, size=save.plan.size,
-            timeout_s=self._settings.timeout_s, filled=save.filled, cancelled=self._closing.is_set,
+            timeout_s=self._settings.timeout_s, filled=save.filled, pace=self.pace, cancelled=self._closing.is_set,
         )  # fmt: skip
 
     def _lead(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:

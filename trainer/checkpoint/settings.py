@@ -20,6 +20,8 @@ class CheckpointSettings:
     """Name of that metric. Checkpoints whose manifest tells of another one are not compared."""
     best: Literal["max", "min"] = "max"
     """Whether a larger metric is better."""
+    write_share: float = 0.2
+    """Share of the disk's speed at which a save is written while training goes on; 1: as fast as it goes."""
     async_save: bool = True
     """False: every save waits for its commit."""
     resume_mode: Literal["auto", "disable", "path"] = "auto"

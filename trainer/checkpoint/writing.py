@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.filling import Filled, line_of
+from trainer.checkpoint.pace import Pace
 
 POLL_S = 0.2
 
@@ -52,9 +53,9 @@ class WriterClient:
 
     def write(
         self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float, filled: Filled,
-        cancelled: Callable[[], bool] = lambda: False,
+        pace: Pace, cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[str, list[object]]:  # fmt: skip
-        """The files, durable: name -> [bytes, [xxh3 of each chunk]], written as the buffer is ``filled``.
+        """The files, durable: name -> [bytes, [xxh3 of each chunk]], written as the buffer is ``filled``, at ``pace``.
 
         Raises WriteFailed: a disk error, a dead writer, a copy that failed, out of time.
         """
@@ -69,9 +70,11 @@ class WriterClient:
         until, late = time.monotonic() + timeout_s, f"the disk took longer than {timeout_s:.0f} s"
         self._tell(process, json.dumps(job).encode() + b"\n")
         known = 0
+        pace.begin()
         while known < size:
             now = filled.beyond(known, POLL_S)
             if now > known:
+                now = pace.next(known, now)
                 self._tell(process, line_of(now))
             elif filled.failed or cancelled() or time.monotonic() > until:
                 self._abandon(process)
@@ -80,6 +83,7 @@ class WriterClient:
         answer = json.loads(self._line(process, until, late, cancelled))
         if "error" in answer:
             raise WriteFailed(answer["error"])
+        pace.end(size)
         records: dict[str, list[object]] = answer["records"]
         return records
 

@@ -67,6 +67,7 @@ class Keeper:
                 best_metric=self._best.metric,
                 best=self._best.mode,
                 async_save=keep.async_save,
+                write_share=keep.write_share,
                 resume_mode=trainer.resume_mode,
                 resume_from_path=trainer.resume_from_path,
                 mirror=trainer.default_hdfs_dir,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainer.config.schema.base import Count, NonNegative, Positive, Section, Share, Text, Whole
+from trainer.config.schema.base import Count, NonNegative, OpenShare, Positive, Section, Share, Text, Whole
 
 
 def _resume_mode(value: object) -> object:
@@ -30,6 +30,8 @@ class Checkpoint(Section):
     """Save as well when so many minutes have passed since the last one. null: don't."""
     async_save: bool
     """Write in the background; training waits for the copy to host memory only."""
+    write_share: OpenShare
+    """Share of the disk's speed at which a save is written while training goes on. 1: as fast as it goes."""
     atomic_save: bool
     """Publish a checkpoint by one rename after all of it is on disk. Only true is supported."""
     keep_last: Count

@@ -1,0 +1,100 @@
+"""The writer's pace: a share of the disk's speed beside training, all of it as soon as somebody waits."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint import pace as module
+from trainer.checkpoint.commit import FileSpec
+from trainer.checkpoint.disk import digest_of
+from trainer.checkpoint.filling import Filled
+from trainer.checkpoint.pace import Pace
+from trainer.checkpoint.writing import WriterClient
+
+SIZE = 1000
+
+
+class Clock:
+    """Seconds that pass only in the waits of :class:`Pace` and where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(module, "STEP", 100)
+    return made
+
+
+def write(pace: Pace, clock: Clock, speed: float) -> float:
+    """A save that a disk of ``speed`` bytes/s takes; its seconds."""
+    began, known = clock.now, 0
+    pace.begin()
+    busy_until = clock.now
+    while known < SIZE:
+        now = pace.next(known, SIZE)
+        busy_until = max(busy_until, clock.now) + (now - known) / speed
+        known = now
+    clock.now = max(clock.now, busy_until)
+    pace.end(SIZE)
+    return clock.now - began
+
+
+def test_the_first_save_shows_the_speed_and_the_next_ones_take_their_share(clock: Clock) -> None:
+    pace = Pace(0.25)
+    pace._hurry.wait = clock.wait  # type: ignore[method-assign,assignment]
+    assert write(pace, clock, speed=100.0) == pytest.approx(10.0) and pace.extra_s == 0
+    # Nine pauses of a piece's time at a quarter of the speed; the last piece at the disk's own.
+    assert write(pace, clock, speed=100.0) == pytest.approx(9 * 4.0 + 1.0)
+    assert pace.extra_s == pytest.approx(27.0)
+    pace.hurry()
+    assert write(pace, clock, speed=50.0) == pytest.approx(20.0) and pace.extra_s == 0
+    pace.ease()
+    assert write(pace, clock, speed=50.0) == pytest.approx(9 * 8.0 + 2.0)
+
+
+def test_whoever_waits_does_not_wait_for_a_pause() -> None:
+    pace = Pace(0.001)
+    pace._speed = module.STEP / 10.0  # a pause would last hours
+    pace.begin()
+    assert pace.next(0, 3 * module.STEP) == module.STEP
+    threading.Timer(0.05, pace.hurry).start()
+    began = time.monotonic()
+    assert pace.next(module.STEP, 3 * module.STEP) == 3 * module.STEP
+    assert time.monotonic() - began < 10
+
+
+def test_a_slow_save_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEP", 1 << 20)
+    size = (5 << 20) + 17
+    fd = os.memfd_create("snapshot")
+    data = os.urandom(size)
+    os.write(fd, data)
+    client, pace, filled = WriterClient([fd], "trainer.checkpoint.disk:Disk"), Pace(0.5), Filled()
+    pace._speed = 50e6
+    filled.advance(size)
+    (tmp_path / "step").mkdir()
+    try:
+        client.write(
+            tmp_path / "step", [FileSpec("a", 0, size)], buffer=0, size=size, timeout_s=60, filled=filled, pace=pace
+        )
+    finally:
+        client.stop()
+        os.close(fd)
+    assert (tmp_path / "step" / "a").read_bytes() == data
+    assert digest_of(tmp_path / "step" / "a") and pace._slowed
