@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.steps.rolling_parts import DATA, make_rolling
 from trainer.checkpoint.state import decode, encode
 from trainer.rollout import EngineFailed
-from trainer.steps.agreement import Disagreement, check_agreement
+from trainer.rollout.agreement import EngineDisagrees, check_agreement
 from trainer.steps.rolling import Rolling
 from trainer.steps.sampler import Rollouts
 from trainer.tracking import Timers
@@ -100,17 +101,17 @@ def test_an_error_in_generation_ends_the_judging() -> None:
 
 
 def test_an_engine_with_other_weights_is_found_at_the_start() -> None:
-    _, engine, rollout = make_rolling(copied=True)
-    rollout.update_weights(engine.module.named_parameters(), 0)
-    assert check_agreement(rollout, engine, Numbers()) < 1e-4  # type: ignore[arg-type]
-    engine.train()
-    with pytest.raises(Disagreement, match="disagree: log-probs of"):
-        check_agreement(rollout, engine, Numbers())  # type: ignore[arg-type]
+    rolling, engine, rollout = make_rolling(copied=True)
+    found: list[float] = []
 
+    def check() -> None:
+        found.append(check_agreement(rollout, engine.module, vocabulary=97, dtype=torch.float32))
 
-class Numbers:
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
-        return {"input_ids": [20 + len(word) for word in text.split()]}
+    rolling._synced._check = check
+    run(rolling, engine, last=2)
+    assert len(found) == 1 and found[0] < 1e-4  # after the first weights, once
+    with pytest.raises(EngineDisagrees, match="differ from the trainer's"):
+        check()
 
 
 def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:

@@ -12,10 +12,10 @@ from trainer.parallel.world import World
 from trainer.rewards import Scorer
 from trainer.rollout import Sampling, eos_ids, make_engine
 from trainer.rollout.agent import AgentRunner
+from trainer.rollout.agreement import check_agreement
 from trainer.rollout.load_agent import load_agent
 from trainer.rollout.template import ObservationTokens
 from trainer.rollout.turns import Turns
-from trainer.steps.agreement import check_agreement
 from trainer.steps.sampler import Sampler, Speaker
 from trainer.steps.synced import Synced
 
@@ -32,7 +32,15 @@ class Generation:
         self._config, self._loaded, self._scorer = config, loaded, scorer
         rollout = config.actor_rollout_ref.rollout
         made = make_engine(rollout, loaded, engine.module, world, run_dir)
-        self.synced = Synced(made, engine, check=lambda: check_agreement(made, engine, loaded.tokenizer))
+        dtype = next(engine.module.parameters()).dtype
+
+        def check() -> None:
+            with engine.whole_weights() as module:
+                check_agreement(
+                    made, module, vocabulary=loaded.shape.vocab, dtype=dtype, temperature=rollout.temperature
+                )
+
+        self.synced = Synced(made, engine, check=check)
         self._speaker = self._speak(engine)
 
     def sampler(self, *, validation: bool = False) -> Sampler:
