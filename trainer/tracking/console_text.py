@@ -12,7 +12,7 @@ MEMORY = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
 _RECORD_ONLY = re.compile(
     r"(training|cost|speed|global_seqlen|prompt_length|critic/advantages|batch/micro_batch_tokens)/.*|.*/(min|max|std)|"
     r"batch/(?!fill_ratio$|num_micro_batches$).*|timing/(?!(step|gen|update_actor)$).*|ckpt/(?!stall_s$|failures$).*|"
-    r"goodput/.*|"
+    r"(goodput|rollout|perf/memory_gb)/.*|"
     r"perf/(time_per_step|total_num_tokens|throughput|max_memory_reserved_gb)|train/sequences|"
     r"(actor|train)/(optimizer_steps|grad_clip|kl_coef|pg_clipfrac_lower|reward_kl_penalty_coeff)"
 )
