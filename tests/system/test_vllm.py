@@ -105,12 +105,15 @@ def test_what_can_not_be(engine: Any, loaded: LoadedModel, run_dir: Path) -> Non
 
     with pytest.raises(UserError, match=r"vLLM has no NewModelForCausalLM.*=hf"):
         engine_over(dataclasses.replace(loaded, model=_like(NewModelForCausalLM(), loaded)), run_dir / "x", name="vllm")
+    odd = tiny()
+    odd.model.config.rope_parameters = {"rope_type": "none such"}
+    with pytest.raises(UserError, match="vLLM refuses this model or these settings"):
+        engine_over(odd, run_dir / "odd", name="vllm")
     log = run_dir / "vllm" / "rank_0" / "engine.log"
     assert log.stat().st_size and log.stat().st_mode & 0o077 == 0 and log.parent.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm_server"])
-def test_two_ranks_draw_the_samples_of_one(engine: Any, loaded: LoadedModel, tmp_path: Path, name: str) -> None:
+def test_two_ranks_draw_the_samples_of_one(engine: Any, tmp_path: Path) -> None:
     port = free_port(port_for(str(tmp_path)))
     ranks = []
     for number in range(2):
@@ -118,7 +121,7 @@ def test_two_ranks_draw_the_samples_of_one(engine: Any, loaded: LoadedModel, tmp
         with (tmp_path / f"rank_{number}.log").open("w") as log:
             ranks.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.system.vllm_rank", str(tmp_path), name],
+                    [sys.executable, "-m", "tests.system.vllm_rank", str(tmp_path)],
                     env=env, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, process_group=0,
                 )
             )  # fmt: skip

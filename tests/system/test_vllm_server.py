@@ -6,11 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.system.vllm_runs import NEEDS_VLLM, RESPONSE, change, engine_over, ids, prompts, sync, tiny, worst
-from trainer.errors import UserError
 from trainer.rollout import Sampling
 from trainer.rollout.agreement import check_agreement
 from trainer.rollout.hf import HfEngine
@@ -43,10 +41,3 @@ def test_a_server_draws_what_the_trainer_means_and_survives_a_kill(tmp_path: Pat
     finally:
         engine.close()
     assert engine.pids == []
-
-
-def test_what_vllm_refuses_in_a_server_is_one_message(tmp_path: Path) -> None:
-    loaded = tiny()
-    loaded.model.config.rope_parameters = {"rope_type": "none such"}
-    with pytest.raises(UserError, match="vLLM refuses this model or these settings"):
-        engine_over(loaded, tmp_path, name="vllm_server")

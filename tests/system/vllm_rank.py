@@ -1,4 +1,4 @@
-"""One of several ranks, each with vLLM in its own process: ``python -m tests.system.vllm_rank FOLDER NAME``."""
+"""One of several ranks, each with vLLM in its own process: ``python -m tests.system.vllm_rank FOLDER``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.rollout import Sampling
 from trainer.rollout.agreement import check_agreement
 
 
-def main(folder: Path, name: str) -> None:
+def main(folder: Path) -> None:
     info = rank_from_environment()
     world = join(info, device="cpu", run_dir=folder, meet_s=120.0, timeout_s=240.0)
     loaded = tiny()
-    engine = engine_over(loaded, folder, world=world, name=name)
+    engine = engine_over(loaded, folder, world=world, name="vllm")
     check_agreement(engine, loaded.model, vocabulary=512, dtype=torch.float32)
     mine = prompts()[world.rank :: world.size]  # not equally many
     found = ids(list(engine.generate(mine, Sampling(max_response_length=RESPONSE, temperature=0.7), seed=3)))
@@ -32,4 +32,4 @@ def main(folder: Path, name: str) -> None:
 
 if __name__ == "__main__":
     environment.prepare(2)
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

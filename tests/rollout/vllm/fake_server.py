@@ -17,9 +17,9 @@ from trainer.rollout.vllm.serve import serve
 from trainer.rollout.vllm.shared import read_shared
 from trainer.rollout.vllm.tally import Request
 
-DIE, HANG, FREEZE, BREAK, SLOW = 901, 902, 903, 904, 905
+DIE, HANG, FREEZE, BREAK, SLOW, REFUSE = 901, 902, 903, 904, 905, 906
 """Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step raises; once each, the
-first time that the file beside the spec is not there. SLOW: a step takes its time, always.
+first time that the file beside the spec is not there. SLOW: a step takes its time, always. REFUSE: it is not taken.
 """
 
 
@@ -34,6 +34,8 @@ class FakeCore:
         return len(self._rows)
 
     def add(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
+        if REFUSE in request.prompt_ids:
+            raise ValueError("no such token")
         self._rows[request.key] = (request, sampling, [], [])
 
     def step(self) -> list[Drawn]:

@@ -7,16 +7,18 @@ import http.client
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, HANG, SLOW
+from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, HANG, REFUSE, SLOW
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Finished, Group, Sampling
@@ -30,8 +32,31 @@ ROOT = Path(__file__).parents[3]
 Make = Callable[..., VllmServerEngine]
 
 
+class Pair(World):
+    """Two ranks of one node that are threads of this process."""
+
+    meet = threading.Barrier(2, timeout=60)
+    told: ClassVar[list[float]] = [0.0, 0.0]
+
+    def vector(self, value: float) -> list[float]:
+        self.told[self.rank] = value
+        self.meet.wait()
+        return list(self.told)
+
+
+def world(rank: int = 0, size: int = 1) -> World:
+    kind = World if size == 1 else Pair
+    return kind(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
+
+
 def start_engine(
-    folder: Path, *, replicas: int = 1, dtype: str = "float32", timeout_s: float = 30.0, restarts: int = 1
+    folder: Path,
+    *,
+    of: World | None = None,
+    replicas: int = 1,
+    dtype: str = "float32",
+    timeout_s: float = 30.0,
+    restarts: int = 1,
 ) -> VllmServerEngine:
     """An engine over fake servers, not started."""
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
@@ -41,7 +66,7 @@ def start_engine(
             max_model_len=32, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=1,
             chunked_prefill=True, gpu_memory_utilization=0.5, cache_bytes=None, dtype=dtype, on_cpu=True,
         ),
-        World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None),  # type: ignore[arg-type]
+        of or world(),
         eos_ids=[1],
         folder=folder,
         replicas=replicas,
@@ -105,6 +130,9 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     begun = [dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(SLOW), left, strict=True)]
     whole = drawn(list(engine.generate(begun, long, seed=1)))
     assert all(len(s[0]) == 20 for samples in whole.values() for s in samples)
+    with pytest.raises(EngineFailed, match=r"a vLLM server refused a request.*no such token"):
+        list(engine.generate([*groups(), *groups(REFUSE)], SAMPLING, seed=1))
+    assert drawn(list(engine.generate(groups(), SAMPLING, seed=1)))[0][0][0] == ids
     for file in (tmp_path / "vllm").iterdir():
         assert file.stat().st_mode & 0o077 == 0, file
     # Nobody without the token gets anything.
@@ -128,6 +156,29 @@ def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make
         list(engine.generate(groups(DIE, tail=DIE), SAMPLING, seed=1))
     with pytest.raises(EngineFailed, match="used up"):
         engine.update_weights([("w", torch.tensor([3.0]))], 9)
+
+
+def test_the_other_ranks_of_a_node_draw_from_the_same_server(tmp_path: Path) -> None:
+    def rank(number: int) -> dict[int, Any]:
+        engine = start_engine(tmp_path / "vllm", of=world(number, 2))
+        engines[number] = engine
+        engine.start()
+        asked = iter([("w", torch.tensor([3.0]))])
+        engine.update_weights(asked, 1)
+        assert next(asked, None) is None  # every rank takes part in gathering them
+        return drawn(list(engine.generate(groups(DIE)[number::2], SAMPLING, seed=1)))
+
+    engines: dict[int, VllmServerEngine] = {}
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(rank, range(2)))
+    assert [len(engines[k].pids) for k in (0, 1)] == [1, 0]
+    assert any(e.stats()["restarts"] == 1 for e in engines.values())
+    engines[1].close()
+    alone = drawn(list(engines[0].generate(groups(), SAMPLING, seed=1)))
+    assert {2 * k + r: f[k] for r, f in enumerate(found) for k in f} == alone
+    engines[0].close()
+    with pytest.raises(EngineFailed, match="the engine was closed"):
+        engines[1].update_weights([], 2)
 
 
 def test_what_vllm_refuses_is_the_users_to_mend(make: Make) -> None:

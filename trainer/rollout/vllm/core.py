@@ -118,6 +118,7 @@ def _parameters(request: Request, sampling: Sampling, eos_ids: Sequence[int]) ->
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args=extra_arguments(request, sampling),
+        skip_clone=True,
     )
 
 

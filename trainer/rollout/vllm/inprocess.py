@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.models import LoadedModel
-from trainer.rollout.protocol import Finished, Generation, Group
+from trainer.rollout.protocol import EngineFailed, Finished, Generation, Group
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm import surroundings
 from trainer.rollout.vllm.core import Core
@@ -111,7 +111,11 @@ class _Steps:
     def _step(self) -> None:
         self._busy += min(self._rows, self._core.open)
         self._steps += 1
-        for drawn in self._core.step():
+        try:
+            ended = self._core.step()
+        except Exception as error:
+            raise EngineFailed(f"vLLM failed while it generated: {type(error).__name__}: {error}") from error
+        for drawn in ended:
             self._tally.add(drawn.key, drawn.token_ids, drawn.log_probs)
             self._tally.end(drawn.key, drawn.reason)
 

@@ -19,6 +19,10 @@ ALIVE_S = 0.5
 SEPARATOR = "/"
 
 
+class WrongWeightsError(Exception):
+    """They changed, or a new server has none yet: ask again."""
+
+
 class Call:
     """The requests of one stream. ``lines`` is what its HTTP thread sends, the last one with an ``end``."""
 
@@ -59,16 +63,22 @@ class Loop:
     def generate(
         self, name: str, requests: Sequence[Request], sampling: Sampling, eos_ids: Sequence[int], version: int
     ) -> Call:
-        """Begin ``requests``. Raises ValueError when the weights are not ``version``."""
+        """Begin ``requests``. Raises :class:`WrongWeightsError` when the weights are not ``version``, and what vLLM
+        raises for a request that it can't take.
+        """
 
         def begin() -> Call:
             if version != self.version:
-                raise ValueError(f"the weights are version {self.version}, not {version}")
+                raise WrongWeightsError(f"the weights are version {self.version}, not {version}")
             call = Call(name)
-            for request in requests:
-                key = f"{name}{SEPARATOR}{request.key}"
-                self._core.add(request.renamed(key), sampling, eos_ids)
-                call.open.add(key)
+            try:
+                for request in requests:
+                    key = f"{name}{SEPARATOR}{request.key}"
+                    self._core.add(request.renamed(key), sampling, eos_ids)
+                    call.open.add(key)
+            except Exception:
+                self._core.abort(call.open)
+                raise
             self._calls[name] = call
             if not call.open:
                 self._finish(call)

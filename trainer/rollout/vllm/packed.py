@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.rollout.vllm.eager import tall_product
+
 
 @dataclass
 class _Staged:
@@ -37,6 +39,9 @@ def keep_plain(model: Any) -> None:
             module.weight = nn.Parameter(whole, requires_grad=False)
         if held.dtype == torch.float32:
             module.cpu_linear = nn.functional.linear
+    head: Any = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear") and head.weight.dtype == torch.float32:
+        head.cpu_linear = tall_product
 
 
 def can_pack(model: Any) -> bool:
@@ -93,7 +98,7 @@ def pack_head(model: Any) -> None:
     is the embedding's: it would go on with the one it was built with.
     """
     head: Any = getattr(model, "lm_head", None)
-    if hasattr(head, "cpu_linear") and head.cpu_linear is not nn.functional.linear:
+    if hasattr(head, "cpu_linear") and head.cpu_linear is not tall_product:
         head.quant_method.process_weights_after_loading(head)
 
 

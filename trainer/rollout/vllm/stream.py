@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from trainer.rollout.settings import Sampling
@@ -136,9 +137,12 @@ class Stream(threading.Thread):
             }
             connection.request("POST", "/generate", json.dumps(body), {"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()
-            if answer.status != 200:
+            if answer.status != HTTPStatus.OK:
+                said = answer.read().decode(errors="replace")
+                if answer.status != HTTPStatus.CONFLICT:
+                    raise RuntimeError(f"a vLLM server refused a request: {said}")
                 time.sleep(POLL_S)  # its weights are changing: the state will say so
-                raise OSError(answer.read().decode(errors="replace"))
+                raise OSError(said)
             self._asked = (seat.port or 0, token, name)
             if self._stopping.is_set():
                 self.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -43,6 +44,9 @@ def guest(log: Path | None) -> Iterator[None]:
             warnings.simplefilter("ignore")
             logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # on a CPU it isn't there
             yield
+        # vLLM makes many small objects with every token; what was loaded need not be looked through each time.
+        gc.collect()
+        gc.freeze()
     finally:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)

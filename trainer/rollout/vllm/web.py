@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer.rollout.settings import Sampling
-from trainer.rollout.vllm.loop import Loop
+from trainer.rollout.vllm.loop import Loop, WrongWeightsError
 from trainer.rollout.vllm.tally import Request
 
 HOST = "127.0.0.1"
@@ -63,8 +63,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path == "/generate":  # who asked is gone: nobody waits for the rest
                 self.served.stop(asked["call"])
             raise
+        except WrongWeightsError as error:
+            self._answer({"error": str(error)}, HTTPStatus.CONFLICT)
         except Exception as error:
-            self._answer({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.CONFLICT)
+            self._answer({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.BAD_REQUEST)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a line per request helps nobody."""

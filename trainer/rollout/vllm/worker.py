@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.rollout.vllm.eager import use_kernels
 from trainer.rollout.vllm.packed import can_pack, keep_plain, load_packed, pack_head
 from trainer.rollout.vllm.sampler import install
 from trainer.rollout.vllm.shared import read_shared
@@ -27,6 +28,7 @@ class Extension:
         model = self.model_runner.get_model()
         if can_pack(model):
             keep_plain(model)
+            use_kernels(model)
 
     def plimsoll_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the trainer's weights, under their names there; fused, split and packed as vLLM wants them."""
