@@ -1,0 +1,92 @@
+"""Training that generates with vLLM: one step off, through a server that dies, and when it is lost for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import GRPO, end, finish, rows, start
+from tests.system.vllm_runs import NEEDS_VLLM
+
+pytestmark = NEEDS_VLLM
+SERVER = [
+    *GRPO,
+    "actor_rollout_ref.rollout.name=vllm_server",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    "trainer.checkpoint.save_freq=-1",
+]
+
+
+def server_pids(parent: int) -> list[int]:
+    """Processes below ``parent`` that serve."""
+    found, children = [], {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                children.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+            except OSError:
+                continue
+    todo = [parent]
+    while todo:
+        pid = todo.pop()
+        todo += children.get(pid, [])
+        try:
+            if b"trainer.rollout.vllm.serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def wait_for_steps(run: Path, count: int) -> None:
+    deadline = time.monotonic() + 240
+    while not (run / "metrics.jsonl").exists() or len(rows(run)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
+    arguments = [
+        *SERVER,
+        "trainer.total_training_steps=12",
+        "actor_rollout_ref.rollout.one_step_off=true",
+        "algorithm.max_staleness=1",
+    ]
+    process = start(tmp_path / "run", *arguments)
+    wait_for_steps(tmp_path / "run", 2)
+    servers = server_pids(process.pid)
+    for pid in servers:
+        os.kill(pid, signal.SIGKILL)
+    code, screen = end(process)
+    assert code == 0 and len(servers) == 1, screen
+    record = rows(tmp_path / "run")
+    assert [row["training/global_step"] for row in record] == list(range(1, 13))
+    assert record[0]["training/staleness/max"] == 0
+    assert all(row["training/staleness/mean"] == 1 for row in record[1:])
+
+
+def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, *SERVER, "trainer.total_training_steps=400", "actor_rollout_ref.rollout.max_restarts=0")
+    wait_for_steps(run, 2)
+    for pid in server_pids(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    code, screen = end(process)
+    assert code == 1 and "Traceback" not in screen, screen
+    last = rows(run)[-1]["training/global_step"]
+    assert f"Step {last} is saved; the same command goes on" in screen
+    more = [*SERVER, f"trainer.total_training_steps={last + 1}"]
+    assert f"(step {last})" in finish(run, *more)
+
+
+@pytest.mark.parametrize("engine", ["vllm"])
+def test_in_process(tmp_path: Path, engine: str) -> None:
+    finish(tmp_path / "run", *GRPO, "trainer.total_training_steps=2", f"actor_rollout_ref.rollout.name={engine}",
+           "actor_rollout_ref.rollout.gpu_memory_utilization=0.1")  # fmt: skip
+    for row in rows(tmp_path / "run"):
+        assert row["training/rollout_probs_diff_mean"] < 1e-6 and row["timing/sync"] > 0
