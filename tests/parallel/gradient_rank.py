@@ -28,6 +28,7 @@ from trainer.batching import CostModel  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
 from trainer.models import load_model  # noqa: E402
 from trainer.parallel.engine import Engine, EngineSettings  # noqa: E402
+from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.parallel.world import World, join, leave  # noqa: E402
 from trainer.steps.stow import Stowage  # noqa: E402
 from trainer.steps.update import update  # noqa: E402
@@ -116,8 +117,9 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
         done = update(engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0)
     lowered = [world.vector(b) for b in done.lowered] if done.lowered else None
     lowered = None if lowered is None else [[int(b) for b in of_rank] for of_rank in zip(*lowered, strict=True)]
-    with engine.whole_weights() as module:
-        after = {k: v.detach().clone() for k, v in module.named_parameters()}
+    # In buckets smaller than the embedding, as a generation engine takes them.
+    weights = whole_weights(engine.module, sharded=variant["zero"] == 3, bucket_bytes=100_000)
+    after = {k: v.clone() for k, v in weights}
     if world.is_main:
         before = dict(loaded.model.named_parameters())
         gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])

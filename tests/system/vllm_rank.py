@@ -24,8 +24,8 @@ def main(folder: Path) -> None:
     check_agreement(engine, loaded.model, vocabulary=512, dtype=torch.float32)
     mine = prompts()[world.rank :: world.size]  # not equally many
     found = ids(list(engine.generate(mine, Sampling(max_response_length=RESPONSE, temperature=0.7), seed=3)))
-    world.barrier()
     engine.close()
+    world.barrier()  # the trainer's groups are as they were
     (folder / f"rank_{world.rank}.json").write_text(json.dumps([found[k] for k in sorted(found)]))
     leave()
 

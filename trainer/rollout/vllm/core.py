@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.errors import UserError
@@ -28,6 +29,7 @@ class Core:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         """``arguments``: as ``vllm.EngineArgs``. The weights mean nothing before ``load``."""
+        self._guest = torch.distributed.is_initialized()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -93,8 +95,20 @@ class Core:
         self._engine.wake_up()
 
     def close(self) -> None:
-        """Give everything back."""
-        self._engine.engine_core.shutdown()
+        """Give everything back. vLLM's own way would take the trainer's process groups down with its own."""
+        if not self._guest:
+            self._engine.engine_core.shutdown()
+            return
+        from vllm.distributed import parallel_state
+
+        inner = self._engine.engine_core.engine_core
+        inner.structured_output_manager.clear_backend()
+        inner.model_executor.shutdown()
+        inner.scheduler.shutdown()
+        parallel_state.destroy_model_parallel()
+        world, parallel_state._WORLD = parallel_state._WORLD, None
+        if world is not None:
+            world.destroy()
 
     def _forget(self) -> None:
         if not self._engine.reset_prefix_cache():
