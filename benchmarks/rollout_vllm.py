@@ -80,7 +80,7 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             stack.callback(engine.close)
             syncs[name] = seconds(lambda n, e=engine: e.update_weights(whole_weights(loaded.model, sharded=False), n))
             ways[name] = through_engine(engine, case, prompts)
-        found = take_turns(ways, case.rounds)
+        found = take_turns(ways, case)
     speeds = {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
     for name, rounds in found.items():
         report.add(

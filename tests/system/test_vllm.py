@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -43,6 +44,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel, run_dir: Path) -> Iterator[Any]:
+    importlib.import_module("numba")  # as the planner does; vLLM's look at all modules fell over it
     torch.manual_seed(1)
     random.seed(1)
     states, threads = (torch.get_rng_state(), random.getstate()), torch.get_num_threads()

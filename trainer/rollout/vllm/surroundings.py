@@ -6,10 +6,12 @@ import gc
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ def guest(log: Path | None) -> Iterator[None]:
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     os.environ.update(FIXED)
     _log_to(log)
+    _let_llvmlite_be_looked_at()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -76,3 +79,22 @@ def _log_to(path: Path | None) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _let_llvmlite_be_looked_at() -> None:
+    """vLLM asks every object of every module for its ``__dict__``; numba's compiler library answers with a function of
+    that name, at which vLLM falls over.
+    """
+    module = sys.modules.get("llvmlite.binding.ffi")
+    kind: Any = type(getattr(module, "lib", None))
+    made = getattr(kind, "__getattr__", None)
+    if made is None or hasattr(made, "looked_at"):
+        return
+
+    def find(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return made(self, name)
+
+    find.looked_at = True  # type: ignore[attr-defined]
+    kind.__getattr__ = find
