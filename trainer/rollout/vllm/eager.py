@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def use_kernels(model: Any) -> None:
-    """Let norms and gates of vLLM's ``model`` be one operation each, and the output projection a tall product."""
+    """Let norms and gates of vLLM's ``model`` be one operation each."""
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
 
@@ -22,14 +22,6 @@ def use_kernels(model: Any) -> None:
             module._forward_method = partial(_norm, module)
         elif isinstance(module, SiluAndMul):
             module._forward_method = _gate
-
-
-def tall_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x`` [rows, features] times ``weight`` [vocabulary, features]: in this order it takes half the time where the
-    vocabulary is large and the rows are few.
-    """
-    product = torch.mm(weight, x.t()).t().contiguous()
-    return product if bias is None else product + bias
 
 
 def _norm(module: Any, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:

@@ -1,51 +1,21 @@
-"""Weights straight into the form that vLLM multiplies with on a CPU: one pass, no second copy of the model.
+"""Weights on a CPU: one copy when they come, and each matrix packed when it is first used.
 
 vLLM's own way to new weights builds each layer anew, keeps what was sent until the layer is whole, and copies it three
-times; on a GPU, or where a model is split, that is the way.
+times; on a GPU, or where a model is split, that is the way. What vLLM multiplies with on a CPU is packed, which doubles
+the speed of decoding and takes several times as long as copying.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.rollout.vllm.eager import tall_product
-
-
-@dataclass
-class _Staged:
-    """A fused layer's weight, until all its parts are there."""
-
-    tensor: Tensor
-    parts: set[int] = field(default_factory=set)
-
-
-def keep_plain(model: Any) -> None:
-    """Let the float32 layers of vLLM's ``model`` multiply with plain weights, for good.
-
-    Packing them takes several times as long as copying them, every step anew, and gains nothing in a product with many
-    rows. In bfloat16 it does: there the processor's matrix unit wants its own order.
-    """
-    for module in model.modules():
-        if not hasattr(module, "cpu_linear"):
-            continue
-        held = module.weight
-        if held.numel() == 0 and held.dtype == torch.float32:
-            whole = torch.empty(module.output_size_per_partition, module.input_size_per_partition, dtype=held.dtype)
-            module.weight = nn.Parameter(whole, requires_grad=False)
-        if held.dtype == torch.float32:
-            module.cpu_linear = nn.functional.linear
-    head: Any = getattr(model, "lm_head", None)
-    if hasattr(head, "cpu_linear") and head.weight.dtype == torch.float32:
-        head.cpu_linear = tall_product
-
 
 def can_pack(model: Any) -> bool:
-    """Whether all linear layers of vLLM's ``model`` are packed ones that ``load_packed`` knows, on one worker."""
+    """Whether all linear layers of vLLM's ``model`` are packed ones that ``load_plain`` knows, on one worker."""
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
     layers = [m for m in model.modules() if isinstance(m, LinearBase)]
@@ -55,42 +25,40 @@ def can_pack(model: Any) -> bool:
     )
 
 
-def load_packed(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Take ``weights``, named as in transformers, each read before the next one is asked for.
+def load_plain(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy ``weights``, named as in transformers, each before the next one is asked for.
 
-    Raises KeyError for a name that vLLM's model has no place for, ValueError when a part is missing.
+    Raises KeyError for a name that vLLM's model has no place for.
     """
     modules = dict(model.named_modules())
-    parts = {
-        part: (fused, i) for fused, all_of in model.packed_modules_mapping.items() for i, part in enumerate(all_of)
-    }
-    staged: dict[str, _Staged] = {}
-    free: dict[tuple[int, ...], Tensor] = {}
+    fused = {part: (name, i) for name, parts in model.packed_modules_mapping.items() for i, part in enumerate(parts)}
     for name, tensor in weights:
         path, kind = name.rsplit(".", 1)
-        parent, last = path.rsplit(".", 1) if "." in path else ("", path)
-        fused, part = parts.get(last, (last, None))
-        module = modules[f"{parent}.{fused}" if parent else fused]
+        parent, _, last = path.rpartition(".")
+        whole, part = fused.get(last, (last, None))
+        module = modules[f"{parent}.{whole}" if parent else whole]
         held = module.get_parameter(kind)
-        if held.numel():
-            rows = _rows(module, part) if part is not None else slice(0, len(tensor))
-            held.data[rows].copy_(tensor)
-        elif part is None:
-            _pack(module, tensor)
-        else:
-            key = f"{parent}.{fused}"
-            if key not in staged:
-                shape = (sum(module.output_sizes), tensor.shape[1])
-                staged[key] = _Staged(free.pop(shape) if shape in free else torch.empty(shape, dtype=tensor.dtype))
-            whole = staged[key]
-            whole.tensor[_rows(module, part)].copy_(tensor)
-            whole.parts.add(part)
-            if len(whole.parts) == len(module.output_sizes):
-                _pack(module, whole.tensor)
-                free[tuple(whole.tensor.shape)] = staged.pop(key).tensor
-    if staged:
-        raise ValueError(f"parts of {', '.join(staged)} are missing")
-    pack_head(model)
+        if held.numel() == 0:  # it was packed
+            shape = (module.output_size_per_partition, module.input_size_per_partition)
+            held = module.weight = nn.Parameter(torch.empty(shape, dtype=held.dtype), requires_grad=False)
+            _pack_on_use(module)
+        rows = slice(0, len(tensor))
+        if part is not None:
+            start = sum(module.output_sizes[:part])
+            rows = slice(start, start + module.output_sizes[part])
+        held.data[rows].copy_(tensor)
+    head = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear"):
+        _pack_on_use(head)
+
+
+def drop_unused(model: Any) -> None:
+    """vLLM packs the embedding as well, which is only looked up."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
+            module.cpu_linear = nn.functional.linear
 
 
 def pack_head(model: Any) -> None:
@@ -98,18 +66,16 @@ def pack_head(model: Any) -> None:
     is the embedding's: it would go on with the one it was built with.
     """
     head: Any = getattr(model, "lm_head", None)
-    if hasattr(head, "cpu_linear") and head.cpu_linear is not tall_product:
+    if hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
 
 
-def _rows(module: Any, part: int) -> slice:
-    start = sum(module.output_sizes[:part])
-    return slice(start, start + module.output_sizes[part])
+def _pack_on_use(module: Any) -> None:
+    """vLLM packs a copy and drops the plain weight, unless another layer shares it."""
 
+    def first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        module.quant_method.process_weights_after_loading(module)
+        product: Tensor = module.cpu_linear(x, module.weight, bias)
+        return product
 
-def _pack(module: Any, weight: Tensor) -> None:
-    """vLLM packs a copy, and leaves an empty weight behind."""
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    module.quant_method.process_weights_after_loading(module)
-    if module.weight.numel():
-        raise RuntimeError(f"vLLM did not pack {type(module).__name__}: it would read the trainer's own memory")
+    module.cpu_linear = first

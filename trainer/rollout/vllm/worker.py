@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.rollout.vllm.eager import use_kernels
-from trainer.rollout.vllm.packed import can_pack, keep_plain, load_packed, pack_head
+from trainer.rollout.vllm.packed import can_pack, drop_unused, load_plain, pack_head
 from trainer.rollout.vllm.sampler import install
 from trainer.rollout.vllm.shared import read_shared
 
@@ -27,15 +27,15 @@ class Extension:
         install(self.model_runner)
         model = self.model_runner.get_model()
         if can_pack(model):
-            keep_plain(model)
             use_kernels(model)
+            drop_unused(model)
 
     def plimsoll_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the trainer's weights, under their names there; fused, split and packed as vLLM wants them."""
         model = self.model_runner.get_model()
         with torch.no_grad():
             if can_pack(model):
-                load_packed(model, weights)
+                load_plain(model, weights)
             else:
                 self.model_runner.reload_weights(weights_iterator=iter(weights))
                 pack_head(model)
