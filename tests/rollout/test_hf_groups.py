@@ -173,7 +173,7 @@ def test_ended_rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cohort, "attend", watched)
     expected = [s for f in whole(make_model()) for s in f.samples]
     assert sum(rows for rows, _ in seen) == sum(len(s.response_ids) - 1 for s in expected)
-    assert seen[0][1] == 5 and seen[-1][1] < 3
+    assert seen[0][1] == 11 and seen[-1][1] < 6
 
 
 def test_bfloat16_weights() -> None:
@@ -196,3 +196,29 @@ def test_bad_input_is_named() -> None:
         used.generate([Group(prompt_ids=[10], sample_ids=[0, 1], step=0, begun=[cut])], sampling(), seed=0)
     with pytest.raises(ValueError, match="at least one end token"):
         type(used)(used.module, eos_ids=[], max_num_seqs=1)
+
+
+@pytest.mark.parametrize("pads", [0, 40, 10**9])
+def test_cohorts_that_become_one_draw_the_same(monkeypatch: pytest.MonkeyPatch, pads: int) -> None:
+    """Rows that began at different steps, behind prompts of different lengths, in one cache."""
+    model = make_model()
+    expected = by_number(whole(model))
+    most, absorbed = [0], [0]
+    attend, absorb = Cohort.attend, Cohort.absorb
+
+    def watched(self: Cohort, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        most[0] = max(most[0], *self._starts)
+        assert min(self._starts) == 0
+        return attend(self, layer, query, key, value)
+
+    def counted(self: Cohort, other: Cohort) -> None:
+        absorbed[0] += 1
+        absorb(self, other)
+
+    monkeypatch.setattr(Cohort, "attend", watched)
+    monkeypatch.setattr(Cohort, "absorb", counted)
+    monkeypatch.setattr("trainer.rollout.hf.generation.PADS", {"cpu": pads})
+    same(
+        by_number(list(engine(model, EOS, 16).generate(groups(), sampling(max_response_length=30), seed=17))), expected
+    )
+    assert (absorbed[0] > 0) is (pads > 0) and (most[0] > 0) is (pads > 0)

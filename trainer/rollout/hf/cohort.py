@@ -1,7 +1,7 @@
 """Sequences that began together: their prompts' keys and values once per prompt, their own in step with each other.
 
-All rows of a cohort have drawn equally many tokens, so a step writes one column and no row looks at pads. A row that
-ends gives its place to the last one; what is computed and read follows the living rows.
+All rows of a cohort write the same column in a step, and unless cohorts were joined none looks at pads. A row that ends
+gives its place to the last one; what is computed and read follows the living rows.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Cohort:
         number = {prefix: i for i, prefix in enumerate(prefixes)}
         self._prefix_of = [number[row.prefix] for row in rows]
         self._widths = [len(p) for p in prefixes]
+        self._starts = [0] * len(self.rows)
+        """The first column of each row's own tokens; one at least has 0."""
         self.prompt_tokens = sum(self._widths)
         device = network.device
         self.position = torch.tensor([len(row.prefix) for row in rows], device=device)
@@ -73,6 +75,8 @@ class Cohort:
         if self._pads is not None:
             to_prompt.add_(self._pads)
         to_own = grouped @ own_keys[:rows, :, :seen].transpose(2, 3)
+        if self._early is not None:
+            to_own[..., : self._early.shape[-1]].masked_fill_(self._early, -torch.inf)
         shares = torch.cat([scattered(to_prompt), to_own], dim=-1)
         shares = shares.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         out = shares[..., width:] @ own_values[:rows, :, :seen]
@@ -96,6 +100,7 @@ class Cohort:
             order[hole] = mover
         self.rows = [self.rows[i] for i in order]
         self._prefix_of = [self._prefix_of[i] for i in order]
+        self._starts = [self._starts[i] for i in order]
         if not left:
             return
         device = self.position.device
@@ -107,6 +112,38 @@ class Cohort:
         self.position, self.token = self.position[kept], self.token[kept]
         if len(set(self._prefix_of)) <= FORGET_BELOW * len(self._widths):
             self._forget()
+        if first := min(self._starts):
+            self.own = [(k[:, :, first:], v[:, :, first:]) for k, v in self.own]
+            self.length -= first
+            self._starts = [start - first for start in self._starts]
+        self._arrange()
+
+    def pads(self, other: Cohort) -> int:
+        """Cells of the cache, each a token of a row or prompt, that would be padding if ``other`` were absorbed."""
+        mine, theirs = max(self._widths), max(other._widths)
+        narrow = len(self._widths) if mine < theirs else len(other._widths)
+        return len(other.rows) * (self.length - other.length) + narrow * abs(mine - theirs)
+
+    def absorb(self, other: Cohort) -> None:
+        """Take over the rows of a cohort that is not older. Their tokens end in the same column as those of the rows
+        here, and columns before their first are never looked at.
+        """
+        rows, late = len(self.rows), self.length - other.length
+        for layer, ((k, v), (more_k, more_v)) in enumerate(zip(self.own, other.own, strict=True)):
+            pairs = ((k[:rows], more_k[: len(other.rows)]), (v[:rows], more_v[: len(other.rows)]))
+            keys, values = (_below(a, b, self.length, late, other.length, GROW) for a, b in pairs)
+            self.own[layer] = keys, values
+        width, theirs = (c.prefix[0][0].shape[2] for c in (self, other))
+        most = max(width, theirs)
+        for layer, (mine, more) in enumerate(zip(self.prefix, other.prefix, strict=True)):
+            keys, values = (_below(a, b, width, 0, theirs, most - width) for a, b in zip(mine, more, strict=True))
+            self.prefix[layer] = keys, values
+        self._prefix_of += [len(self._widths) + i for i in other._prefix_of]
+        self._widths += other._widths
+        self._starts += [start + late for start in other._starts]
+        self.rows += other.rows
+        self.position = torch.cat([self.position, other.position])
+        self.token = torch.cat([self.token, other.token])
         self._arrange()
 
     def _own(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -153,9 +190,24 @@ class Cohort:
             for row, slot in enumerate(slot_of):
                 row_of[slot] = row
             self._slot_of, self._row_of = torch.tensor(slot_of, device=device), torch.tensor(row_of, device=device)
+        self._early: Tensor | None = None
+        if last := max(self._starts):
+            starts = torch.tensor(self._starts, device=device)
+            self._early = (torch.arange(last, device=device) < starts[:, None])[:, None, None]
         like, width = self.prefix[0][0], self.prefix[0][0].shape[2]
         self._pads: Tensor | None = None
         if min(self._widths) < width:
             widths = torch.tensor(self._widths, device=device)
             beyond = torch.arange(width, device=device) >= widths[:, None]
             self._pads = like.new_zeros(prompts, width).masked_fill_(beyond, -torch.inf)[:, None, None]
+
+
+def _below(upper: Tensor, lower: Tensor, filled: int, start: int, count: int, room: int) -> Tensor:
+    """``upper`` [rows, heads, columns, head_dim], filled up to column ``filled``, and below it, from column ``start``,
+    the first ``count`` columns of ``lower``; ``room`` more columns. What nothing is written to is 0.
+    """
+    rows = len(upper)
+    both = upper.new_zeros(rows + len(lower), upper.shape[1], filled + room, upper.shape[3])
+    both[:rows, :, :filled] = upper[:, :, :filled]
+    both[rows:, :, start : start + count] = lower[:, :, :count]
+    return both

@@ -25,6 +25,11 @@ LEAST_ROWS = 16
 """Rows below which a cohort isn't split by length."""
 
 
+PADS = {"cpu": 512, "cuda": 2**15}
+"""Cohorts become one when that costs at most so many padded cells, by kind of device: about what the calls of one more
+cohort cost."""
+
+
 @dataclass
 class Counters:
     """What :meth:`trainer.rollout.protocol.RolloutEngine.stats` tells of a generation."""
@@ -122,6 +127,7 @@ class HfGeneration:
                 assert cohort.first_logits is not None
                 ended += self._draw([cohort], cohort.first_logits)
             return ended
+        self._unite()
         cohorts = self._cohorts
         token = joined([c.token for c in cohorts])
         position = joined([c.position for c in cohorts])
@@ -137,6 +143,17 @@ class HfGeneration:
         self.counters.steps += 1
         self.counters.rows += len(token)
         return self._draw(cohorts, logits)
+
+    def _unite(self) -> None:
+        """Join neighbours, the older first, where one cohort costs less than two."""
+        limit, number = PADS[self.network.device.type], 0
+        while number + 1 < len(self._cohorts):
+            older, younger = self._cohorts[number : number + 2]
+            if older.pads(younger) <= limit:
+                older.absorb(younger)
+                del self._cohorts[number + 1]
+            else:
+                number += 1
 
     def _newcomers(self) -> list[Row]:
         """The next rows in order that find a place; whole groups where they can."""
