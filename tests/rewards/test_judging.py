@@ -88,3 +88,15 @@ def test_an_error_among_them_is_raised_once_and_names_the_prompt() -> None:
         with pytest.raises(UserError, match=r"mine raised ValueError.*prompt 7"):
             judging.results()
         assert [s.value for s in scorer.score([request("5")])] == [5.0]
+
+
+def test_an_error_is_told_with_the_next_answer_already() -> None:
+    with Scorer(waits_for_file, name="mine", workers=1) as scorer:
+        judging = scorer.judging()
+        judging.submit(request("x", index=3))
+        deadline = time.monotonic() + 30
+        with pytest.raises(UserError, match="prompt 3"):  # not after minutes of generation
+            while time.monotonic() < deadline:
+                judging.submit(request("1"))
+        judging.cancel()
+        assert [s.value for s in scorer.score([request("5")])] == [5.0]

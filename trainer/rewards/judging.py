@@ -66,7 +66,9 @@ class Judging:
         """Seconds in which at least one worker was at work."""
 
     def submit(self, request: RewardRequest) -> None:
-        """One more answer. Returns at once."""
+        """One more answer. Returns at once. Raises what ``results`` would, as soon as an answer before failed."""
+        if self._error is not None:
+            raise self._error
         score = self._quickly(request)
         self._scores.append(score)
         if score is not None:
