@@ -98,5 +98,6 @@ def test_an_error_is_told_with_the_next_answer_already() -> None:
         with pytest.raises(UserError, match="prompt 3"):  # not after minutes of generation
             while time.monotonic() < deadline:
                 judging.submit(request("1"))
+                time.sleep(0.005)
         judging.cancel()
         assert [s.value for s in scorer.score([request("5")])] == [5.0]
