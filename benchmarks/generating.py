@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from benchmarks.harness import SHARED
 from trainer.config.schema.data import Data
@@ -70,6 +71,7 @@ def hf(loaded: LoadedModel, max_num_seqs: int = 256) -> HfEngine:
 
 def plain(loaded: LoadedModel, case: Case, prompts: Sequence[Sequence[int]]) -> Generate:
     """transformers' generate as TRL calls it: each prompt n times, pads on the left, one batch until all have ended."""
+    logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(loaded.source, dtype=torch.float32, attn_implementation="sdpa")
     ends = eos_ids(loaded.model, loaded.tokenizer)
     pad = int(loaded.tokenizer.pad_token_id)
