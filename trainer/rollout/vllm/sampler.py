@@ -27,7 +27,7 @@ def extra_arguments(request: Request, sampling: Sampling) -> dict[str, Any]:
     """What a request tells the sampler; plain data, since it may travel to another process."""
     return {
         ARGUMENT: {
-            "seed": request.seed % 2**63,
+            "seed": request.seed % 2**64,
             "step": request.step,
             "sample": request.sample_id,
             "position": request.position,
