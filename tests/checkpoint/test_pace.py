@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -98,3 +99,29 @@ def test_a_slow_save_is_written_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         os.close(fd)
     assert (tmp_path / "step" / "a").read_bytes() == data
     assert digest_of(tmp_path / "step" / "a") and pace._slowed
+
+
+def test_a_process_with_more_than_a_thousand_open_files_saves_too(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"this machine lets a process open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        fd = os.memfd_create("snapshot")
+        os.write(fd, b"x" * 10)
+        client, filled = WriterClient([fd], "trainer.checkpoint.disk:Disk"), Filled()
+        filled.advance(10)
+        (tmp_path / "step").mkdir()
+        try:
+            client.write(
+                tmp_path / "step", [FileSpec("a", 0, 10)], buffer=0, size=10, timeout_s=60, filled=filled, pace=Pace(1)
+            )
+        finally:
+            client.stop()
+            os.close(fd)
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (tmp_path / "step" / "a").read_bytes() == b"x" * 10

@@ -116,12 +116,14 @@ class WriterClient:
     def _line(self, process: subprocess.Popen[bytes], until: float, late: str, cancelled: Callable[[], bool]) -> bytes:
         assert process.stdout is not None
         data, fd = b"", process.stdout.fileno()
+        ready = select.poll()  # select() refuses descriptors from 1024 on, which a long run may have open
+        ready.register(fd, select.POLLIN)
         while not data.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or cancelled():
                 self._abandon(process)
                 raise WriteFailed(late if left <= 0 else "given up at the end")
-            if not select.select([fd], [], [], min(left, POLL_S))[0]:
+            if not ready.poll(min(left, POLL_S) * 1000):
                 continue
             piece = os.read(fd, 1 << 20)
             if not piece:
