@@ -50,8 +50,8 @@ lint: setup ## ruff and mypy --strict
 	ruff format --check .
 	mypy
 
-bench: setup ## all benchmarks, one after another
-	set -e; for name in planner update checkpoint train; do python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+bench: setup vllm ## all benchmarks, one after another
+	set -e; for name in planner update rollout checkpoint train; do python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 
 cluster: system ## a real four-node Slurm on this machine
 	slurm/dev/up.sh

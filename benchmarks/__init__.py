@@ -1,4 +1,3 @@
-
 import os
 
 # Before torch is loaded: on a busy machine threads that spin while they wait make a step many times slower.

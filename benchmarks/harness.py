@@ -35,9 +35,29 @@ class Report:
         self.checks[name] = {"value": value, "bar": bar, "ok": bool(ok)}
         return bool(ok)
 
-    def finish(self, args: argparse.Namespace, *, shown: Sequence[dict[str, Any]] | None = None) -> int:
-        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit code."""
-        rows = self.rows if shown is None else shown
+    def finish(
+        self,
+        args: argparse.Namespace,
+        *,
+        shown: Sequence[dict[str, Any]] | None = None,
+        others: Sequence[Report] = (),
+    ) -> int:
+        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit code. ``others``:
+        further tables of the same command; in the file their rows and checks follow.
+        """
+        for other in others:
+            other._show(other.rows)
+        self._show(self.rows if shown is None else shown)
+        for other in others:
+            self.rows += other.rows
+            self.checks |= other.checks
+        if args.json:
+            body = {"title": self.title, "rows": self.rows, "checks": self.checks, **self.extra}
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.json).write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        return 0 if all(c["ok"] for c in self.checks.values()) else 1
+
+    def _show(self, rows: Sequence[dict[str, Any]]) -> None:
         console = Console(width=None if sys.stdout.isatty() else 200)
         if rows:
             table = Table(title=self.title, title_justify="left")
@@ -50,11 +70,6 @@ class Report:
         for name, check in self.checks.items():
             mark = "[green]holds[/green]" if check["ok"] else "[red]FALLS SHORT[/red]"
             console.print(f"{mark}  {name}: {_cell(check['value'])} (bar {_cell(check['bar'])})", highlight=False)
-        if args.json:
-            body = {"title": self.title, "rows": self.rows, "checks": self.checks, **self.extra}
-            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.json).write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
-        return 0 if all(c["ok"] for c in self.checks.values()) else 1
 
 
 def arguments(description: str, argv: Sequence[str] | None = None, **more: dict[str, Any]) -> argparse.Namespace:

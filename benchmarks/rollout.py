@@ -2,10 +2,14 @@
 
 The same GSM8K prompts, eight responses to each, the same weights in float32, one process with all processors; each way
 is warmed up, then all take turns. Only tokens up to a response's end count. A figure is the median over the rounds.
+
+Then, but for ``--quick``, vLLM in this process and as a server beside the hf engine with the seconds of handing weights
+over (``benchmarks.rollout_vllm``), and a step whose reward takes as long as its generation (``benchmarks.streaming``).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from statistics import fmean, median
@@ -70,7 +74,29 @@ def main(argv: list[str] | None = None) -> int:
     report = Report("Generation: the same prompts and weights")
     for case in cases(args.quick, args.model):
         measure(case, report, args.quick)
-    return report.finish(args)
+    others = [] if args.quick else [*_vllm(args.model), _streaming()]
+    return report.finish(args, others=others)
+
+
+def _vllm(model: str | None) -> list[Report]:
+    """vLLM beside the hf engine, and what handing weights over takes; nothing where it is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        sys.stderr.write("vllm is not installed: its rows are left out; type make vllm\n")
+        return []
+    from benchmarks import rollout_vllm
+
+    report = Report(rollout_vllm.TITLE)
+    for case in cases(False, model):
+        rollout_vllm.measure(case, report, False)
+    return [report]
+
+
+def _streaming() -> Report:
+    from benchmarks import streaming
+
+    report = Report(streaming.TITLE)
+    streaming.run(report, False)
+    return report
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from trainer.parallel.world import World
 from trainer.rollout import eos_ids
 from trainer.rollout.vllm.make import make_vllm_engine
 
+TITLE = "vLLM: the same prompts and weights"
 TIMES_MEMCPY = 3.0
 ROUNDS = 6
 
@@ -104,7 +105,7 @@ def measure(case: Case, report: Report, quick: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = arguments(__doc__ or "", argv, model={"help": "only this model"})
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    report = Report("vLLM: the same prompts and weights")
+    report = Report(TITLE)
     for case in cases(args.quick, args.model):
         measure(case, report, args.quick)
     return report.finish(args)

@@ -25,6 +25,7 @@ from trainer.parallel.world import join, leave
 from trainer.steps.context import Context, build
 from trainer.steps.iteration import rl_batch, update_policy
 
+TITLE = "A step whose reward takes as long as its generation"
 BAR = 0.8
 """Step time with streaming in that of phase by phase."""
 REWARD = """
@@ -120,7 +121,7 @@ def run(report: Report, quick: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = arguments(__doc__ or "", argv)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    report = Report("A step whose reward takes as long as its generation")
+    report = Report(TITLE)
     run(report, args.quick)
     return report.finish(args)
 
