@@ -29,7 +29,7 @@ BAR = 2.0
 
 
 def cases(quick: bool, model: str | None) -> list[Case]:
-    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 2), Case(SMOLLM2, 4, 8, 64, 2)]
+    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 2), Case(SMOLLM2, 4, 8, 32, 2)]
     return [c for c in everything if model in (None, c.model)]
 
 
