@@ -95,9 +95,9 @@ class Rollout(Section):
     one_step_off: bool
     """Generate the next step's responses while this one's are trained on (vllm_server)."""
     timeout_s: Positive
-    """An engine without a new token for so long counts as hung and is restarted."""
+    """A server without a new token for so long counts as hung and is restarted (vllm_server)."""
     max_restarts: Whole
-    """Restarts of an engine in a row before the run saves and ends."""
+    """Restarts of a server since the last weights before the run saves and ends (vllm_server)."""
     server: Server
     agent: Agent
     val_kwargs: ValKwargs
