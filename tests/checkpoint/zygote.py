@@ -61,7 +61,8 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.terminate()  # whatever this process has forked may hold the other end of the pipe open
+        self._process.wait(30)
 
 
 class Ranks:

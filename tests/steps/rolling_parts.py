@@ -23,6 +23,8 @@ from trainer.steps.sampler import Sampler
 from trainer.steps.synced import Synced
 
 DATA = Toy(40)
+SCORERS: list[Scorer] = []
+"""Of all parts made, to be closed at the end of a test: their workers hold what this process has open."""
 EOS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
@@ -108,12 +110,13 @@ def make_rolling(
 ) -> tuple[Rolling, Engine, HfEngine]:
     module = make_model()
     engine = Engine(module)
+    SCORERS.append(Scorer(length_reward, workers=1))
     rollout = (Copied if copied else HfEngine)(module, eos_ids=EOS, max_num_seqs=4)
     sampler = Sampler(
         speaker=rollout,
         sampling=Sampling(max_response_length=12),
         n=n,
-        scorer=Scorer(length_reward, workers=1),
+        scorer=SCORERS[-1],
         tokenizer=Words(),
         seed=5,
         streaming=streaming,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.steps.rolling_parts import DATA, make_rolling
+from tests.steps.rolling_parts import DATA, SCORERS, make_rolling
 from trainer.checkpoint.state import decode, encode
 from trainer.rollout import EngineFailed
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
@@ -16,6 +17,13 @@ from trainer.steps.sampler import Rollouts
 from trainer.tracking import Timers
 
 STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_outlives_a_test() -> Iterator[None]:
+    yield
+    while SCORERS:
+        SCORERS.pop().close()
 
 
 def text(rollouts: Rollouts) -> list[Any]:
