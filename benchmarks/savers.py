@@ -178,7 +178,7 @@ class Ours(Saver):
         return self._watch.is_alive()
 
     def wait(self) -> None:
-        self.before_step()
+        self._keeper.wait(LIMIT_S)  # as the trainer waits for its last save: from now on at full speed
         self._watch.join(LIMIT_S)
 
     def clear(self) -> None:
