@@ -46,12 +46,17 @@ def take_turns(ways: dict[str, Generate], case: Case) -> dict[str, list[tuple[fl
     return found
 
 
+def tokens_per_second(found: dict[str, list[tuple[float, list[int]]]]) -> dict[str, float]:
+    """Of each way, the median of its rounds."""
+    return {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
+
+
 def measure(case: Case, report: Report, quick: bool) -> None:
     loaded = load(case.model)
     prompts = read_prompts(loaded, case.prompts)
     ways = {PLAIN: plain(loaded, case, prompts), "hf": through_engine(hf(loaded), case, prompts)}
     found = take_turns(ways, case)
-    speeds = {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
+    speeds = tokens_per_second(found)
     for name, rounds in found.items():
         report.add(
             model=case.model,

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.generating import Case, hf, load, read_prompts, through_engine
 from benchmarks.harness import Report, arguments
-from benchmarks.rollout import cases, take_turns
+from benchmarks.rollout import cases, take_turns, tokens_per_second
 from trainer.config import load as load_config
 from trainer.models import LoadedModel
 from trainer.parallel.weights import whole_weights
@@ -82,7 +82,7 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             syncs[name] = seconds(lambda n, e=engine: e.update_weights(whole_weights(loaded.model, sharded=False), n))
             ways[name] = through_engine(engine, case, prompts)
         found = take_turns(ways, case)
-    speeds = {name: median(sum(n) / s for s, n in rounds) for name, rounds in found.items()}
+    speeds = tokens_per_second(found)
     for name, rounds in found.items():
         report.add(
             model=case.model,

@@ -45,14 +45,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def write(pace: Pace, clock: Clock, speed: float) -> float:
     """A save that a disk of ``speed`` bytes/s takes; its seconds."""
     began, known = clock.now, 0
-    pace.begin()
+    pace.begin(SIZE)
     busy_until = clock.now
     while known < SIZE:
         now = pace.next(known, SIZE)
         busy_until = max(busy_until, clock.now) + (now - known) / speed
         known = now
     clock.now = max(clock.now, busy_until)
-    pace.end(SIZE)
+    pace.end()
     return clock.now - began
 
 
@@ -69,10 +69,18 @@ def test_the_first_save_shows_the_speed_and_the_next_ones_take_their_share(clock
     assert write(pace, clock, speed=50.0) == pytest.approx(9 * 8.0 + 2.0)
 
 
+def test_no_save_is_slowed_down_into_its_time_out(clock: Clock) -> None:
+    pace = Pace(0.01, longest_s=20.0)
+    pace._hurry.wait = clock.wait  # type: ignore[method-assign,assignment]
+    assert write(pace, clock, speed=100.0) == pytest.approx(10.0)
+    assert write(pace, clock, speed=100.0) == pytest.approx(9 * 2.0 + 1.0)  # not a thousand seconds
+    assert write(pace, clock, speed=10.0) == pytest.approx(100.0)  # a slow disk is not made slower
+
+
 def test_whoever_waits_does_not_wait_for_a_pause() -> None:
     pace = Pace(0.001)
     pace._speed = module.STEP / 10.0  # a pause would last hours
-    pace.begin()
+    pace.begin(3 * module.STEP)
     assert pace.next(0, 3 * module.STEP) == module.STEP
     threading.Timer(0.05, pace.hurry).start()
     began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -43,22 +44,24 @@ def server_pids(parent: int) -> list[int]:
     return found
 
 
-def wait_for_steps(run: Path, count: int) -> None:
+def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
     deadline = time.monotonic() + 240
     while not (run / "metrics.jsonl").exists() or len(rows(run)) < count:
+        assert process.poll() is None, end(process)
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
     arguments = [
-        *SERVER,
+        *(key for key in SERVER if not key.startswith("trainer.test_freq")),
         "trainer.total_training_steps=12",
         "actor_rollout_ref.rollout.one_step_off=true",
         "algorithm.max_staleness=1",
+        "trainer.test_freq=5",  # while the next step's responses are drawn, by older weights
     ]
     process = start(tmp_path / "run", *arguments)
-    wait_for_steps(tmp_path / "run", 2)
+    wait_for_steps(process, tmp_path / "run", 2)
     servers = server_pids(process.pid)
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
@@ -68,12 +71,13 @@ def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
     assert [row["training/global_step"] for row in record] == list(range(1, 13))
     assert record[0]["training/staleness/max"] == 0
     assert all(row["training/staleness/mean"] == 1 for row in record[1:])
+    assert [row["training/global_step"] for row in record if "val/reward" in row] == [5, 10, 12]
 
 
 def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run, *SERVER, "trainer.total_training_steps=400", "actor_rollout_ref.rollout.max_restarts=0")
-    wait_for_steps(run, 2)
+    wait_for_steps(process, run, 2)
     for pid in server_pids(process.pid):
         os.kill(pid, signal.SIGKILL)
     code, screen = end(process)

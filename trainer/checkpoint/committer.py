@@ -57,7 +57,7 @@ class Committer:
         self._writer, self._meeting, self._numbers = writer, meeting, numbers
         self._lease, self._mirror = lease, mirror
         self._slots, self._free = slots, set(range(slots))
-        self.pace = Pace(settings.write_share)
+        self.pace = Pace(settings.write_share, longest_s=settings.timeout_s / 4)  # far from what counts as a dead disk
         """Of the writer: ``hurry`` when somebody waits for a save."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[Save | None] = queue.Queue()

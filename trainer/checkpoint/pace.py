@@ -8,6 +8,7 @@ the next save waits for go at full speed.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -16,10 +17,12 @@ STEP = 64 << 20
 
 
 class Pace:
-    """``share``: of the disk's speed; 1: as fast as it goes. Safe to call from any thread."""
+    """``share``: of the disk's speed; 1: as fast as it goes. ``longest_s``: no save is slowed down so far that it would
+    take longer. Safe to call from any thread.
+    """
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, share: float, *, longest_s: float = math.inf) -> None:
+        self._share, self._longest_s, self._nbytes = share, longest_s, 0
         self._hurry = threading.Event()
         self._speed: float | None = None
         self._began = self._due = 0.0
@@ -35,8 +38,9 @@ class Pace:
         """Nobody waits any more."""
         self._hurry.clear()
 
-    def begin(self) -> None:
-        """A save is about to be written."""
+    def begin(self, nbytes: int) -> None:
+        """A save of so many bytes is about to be written."""
+        self._nbytes = nbytes
         self._began = self._due = time.monotonic()
         self._slowed = False
 
@@ -46,14 +50,15 @@ class Pace:
             return present
         if not self._hurry.wait(max(0.0, self._due - time.monotonic())):
             now = min(present, known + STEP)
-            self._due = max(self._due, time.monotonic()) + (now - known) / (self._speed * self._share)
+            rate = max(self._speed * self._share, self._nbytes / self._longest_s)
+            self._due = max(self._due, time.monotonic()) + (now - known) / rate
             self._slowed = self._slowed or now < present
             return now
         return present
 
-    def end(self, nbytes: int) -> None:
-        """All ``nbytes`` are on the disk."""
-        seconds = max(time.monotonic() - self._began, 1e-6)
+    def end(self) -> None:
+        """All of it is on the disk."""
+        nbytes, seconds = self._nbytes, max(time.monotonic() - self._began, 1e-6)
         if not self._slowed and nbytes >= STEP:
             self._speed = nbytes / seconds
         self.extra_s = max(0.0, seconds - nbytes / self._speed) if self._slowed and self._speed else 0.0

@@ -70,7 +70,7 @@ class WriterClient:
         until, late = time.monotonic() + timeout_s, f"the disk took longer than {timeout_s:.0f} s"
         self._tell(process, json.dumps(job).encode() + b"\n")
         known = 0
-        pace.begin()
+        pace.begin(size)
         while known < size:
             now = filled.beyond(known, POLL_S)
             if now > known:
@@ -83,7 +83,7 @@ class WriterClient:
         answer = json.loads(self._line(process, until, late, cancelled))
         if "error" in answer:
             raise WriteFailed(answer["error"])
-        pace.end(size)
+        pace.end()
         records: dict[str, list[object]] = answer["records"]
         return records
 

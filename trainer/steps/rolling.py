@@ -61,8 +61,8 @@ class Rolling:
         return drawn.asks, rollouts
 
     def settle(self) -> None:
-        """Before a checkpoint: what is drawn ahead is waited for and becomes part of the state, as prompts that are
-        finished already.
+        """Before a checkpoint or a validation: what is drawn ahead is waited for and becomes part of the state, as
+        prompts that are finished already.
         """
         if self._ahead is None:
             return

@@ -29,18 +29,20 @@ def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[st
     """
     if ctx.val_sampler is None or ctx.synced is None or not ctx.val_examples:
         return {}, []
+    if ctx.rolling is not None:
+        ctx.rolling.settle()  # one engine: what is drawn ahead comes first, and by its own weights
     # Every validation draws the same random numbers: what differs between two of them is the policy.
     rollouts, world = Rollouts(), ctx.world
     size = ctx.config.data.val_batch_size or len(ctx.val_examples)
-    for first in range(0, len(ctx.val_examples), size):
-        numbers = range(first + world.rank, min(first + size, len(ctx.val_examples)), world.size)
-        asks = {i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}
-        with ctx.synced.ready(step, ctx.timers, prefix="val_"):
+    with ctx.synced.ready(step, ctx.timers, prefix="val_"):
+        for first in range(0, len(ctx.val_examples), size):
+            numbers = range(first + world.rank, min(first + size, len(ctx.val_examples)), world.size)
+            asks = {i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}
             part = ctx.val_sampler.roll_out(asks, ctx.timers)
-        rollouts.prompts.extend(part.prompts)
-        rollouts.samples.extend(part.samples)
-        rollouts.scores.extend(part.scores)
-        rollouts.texts.extend(part.texts)
+            rollouts.prompts.extend(part.prompts)
+            rollouts.samples.extend(part.samples)
+            rollouts.scores.extend(part.scores)
+            rollouts.texts.extend(part.texts)
     most = ctx.config.trainer.log_val_generations
     return validation_metrics(rollouts, ctx.world), generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
 
