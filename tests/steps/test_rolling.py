@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 
 from tests.steps.rolling_parts import DATA, SCORERS, make_rolling
 from trainer.checkpoint.state import decode, encode
-from trainer.rollout import EngineFailed
+from trainer.rollout import EngineFailed, Finished
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
 from trainer.steps.rolling import Rolling
 from trainer.steps.sampler import Rollouts
+from trainer.steps.validate import validate
 from trainer.tracking import Timers
 
 STEPS = 4
@@ -140,3 +143,41 @@ def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:
         rolling.collect(2, 1, Timers(), last=False)
     rolling._world.any = int  # type: ignore[misc,assignment]
     assert first + run(rolling, engine, first=2) == whole
+
+
+def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine serves both: it takes no weights while a generation is under way."""
+    rolling, _, rollout = make_rolling(copied=True, staleness=1, one_step_off=True)
+    gate, under_way = threading.Event(), threading.Event()
+    generate, update = rollout.generate, rollout.update_weights
+
+    def gated(*given: Any, **how: Any) -> Iterator[Finished]:
+        under_way.set()
+        assert gate.wait(30)
+        drawn = list(generate(*given, **how))
+        under_way.clear()
+        yield from drawn
+
+    def updated(weights: Any, version: int) -> None:
+        assert not under_way.is_set()
+        update(weights, version)
+
+    rolling.collect(1, 0, Timers(), last=True)
+    monkeypatch.setattr(rollout, "generate", gated)
+    monkeypatch.setattr(rollout, "update_weights", updated)
+    rolling._ahead = rolling._begin(2, 0, Timers())
+    assert under_way.wait(30)
+    threading.Timer(0.2, gate.set).start()
+    world = SimpleNamespace(rank=0, size=1, sum=dict)
+    trainer, data = SimpleNamespace(log_val_generations=0), SimpleNamespace(val_batch_size=2)
+    ctx = SimpleNamespace(
+        config=SimpleNamespace(data=data, trainer=trainer), rolling=rolling, val_sampler=rolling.sampler,
+        synced=rolling._synced, val_examples=[DATA[i] for i in range(30, 35)], world=world, timers=Timers(),
+        tokenizer=None,
+    )  # fmt: skip
+    metrics, _ = validate(ctx, 1)  # type: ignore[arg-type]
+    assert metrics["val/samples"] == 5 * rolling.sampler.n and rollout.version == 1
+    monkeypatch.setattr(rollout, "generate", generate)
+    asks, rollouts = rolling.collect(2, 1, Timers(), last=True)
+    assert [a.example.index for a in asks] == [4, 5, 6, 7] and {s.version for s in rollouts.samples} == {0}
+    rolling.close()
