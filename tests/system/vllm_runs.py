@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer.parallel.world import World
 from trainer.rollout import Finished, Group, RolloutEngine, eos_ids
 from trainer.rollout.agreement import trainer_log_probs
 from trainer.rollout.vllm.make import make_vllm_engine
+from trainer.rollout.vllm.options import CPU_BLOCK
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: make vllm")
 PROMPT, RESPONSE = 48, 24
@@ -31,8 +33,10 @@ def tiny() -> LoadedModel:
     return loaded
 
 
-def engine_over(loaded: LoadedModel, run_dir: Path, *, world: World | None = None, **changes: Any) -> Any:
-    """An engine of ``rollout.name``, started, with the model's weights as version 1."""
+def engine_over(
+    loaded: LoadedModel, run_dir: Path, *, world: World | None = None, blocks: int | None = None, **changes: Any
+) -> Any:
+    """An engine of ``rollout.name``, started, with the model's weights as version 1. ``blocks``: of its cache."""
     rollout = load(run_of()).actor_rollout_ref.rollout
     base = {
         "prompt_length": PROMPT, "response_length": RESPONSE, "max_num_seqs": 16, "max_num_batched_tokens": 512,
@@ -42,6 +46,10 @@ def engine_over(loaded: LoadedModel, run_dir: Path, *, world: World | None = Non
     wanted = rollout.model_copy(update=base | changes)
     ends = eos_ids(loaded.model, loaded.tokenizer)
     engine = make_vllm_engine(wanted, loaded, world or alone, run_dir, eos_ids=ends)
+    if blocks is not None:
+        shape = loaded.shape
+        token = 2 * shape.layers * shape.kv_heads * shape.head_size * 4
+        engine.options = dataclasses.replace(engine.options, cache_bytes=blocks * CPU_BLOCK * token)  # type: ignore[attr-defined]
     engine.start()
     sync(engine, loaded, 1)
     return engine

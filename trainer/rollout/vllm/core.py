@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.errors import UserError
 from trainer.rollout.settings import KEY, Sampling
+from trainer.rollout.vllm import ahead
 from trainer.rollout.vllm.tally import Request
 
 
@@ -40,6 +41,7 @@ class Core:
                 f"{KEY}: vLLM refuses this model or these settings: {_said(error)} With {KEY}.name=hf the trainer's "
                 "own model generates"
             ) from error
+        ahead.reserve(self._engine.engine_core.engine_core.scheduler)
         self._engine.collective_rpc("plimsoll_prepare")
 
     @property

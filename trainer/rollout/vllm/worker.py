@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.rollout.vllm import ahead, sampler
 from trainer.rollout.vllm.eager import use_kernels
 from trainer.rollout.vllm.packed import can_pack, drop_unused, load_plain, pack_head
-from trainer.rollout.vllm.sampler import install
 from trainer.rollout.vllm.shared import read_shared
 
 
@@ -24,7 +24,8 @@ class Extension:
 
     def plimsoll_prepare(self) -> None:
         """From now on tokens are drawn as the hf engine draws them."""
-        install(self.model_runner)
+        sampler.install(self.model_runner)
+        ahead.install(self.model_runner)
         model = self.model_runner.get_model()
         if can_pack(model):
             use_kernels(model)
