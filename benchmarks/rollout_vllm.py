@@ -1,8 +1,10 @@
 """``python -m benchmarks.rollout_vllm``: vLLM in this process and in a server, beside the hf engine.
 
 Tokens per second: the prompts, responses and turns of ``benchmarks.rollout``. Hand-over of the weights: seconds of
-``update_weights`` beside those of a copy of the same bytes from the trainer's tensors into memory that is there
-already, by the same threads; each is the median of five, after one that doesn't count.
+``update_weights``, each after a generation as in training, beside those of a copy of the same bytes from the trainer's
+tensors into memory that is there already, by the same threads; each is the median of five, after one that doesn't
+count. ``first_use_s``: how much longer the first token after it takes than the same once more: matrices are packed,
+and prompts computed anew.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
@@ -19,14 +21,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.generating import Case, hf, load, read_prompts, through_engine
+from benchmarks.generating import Case, Generate, hf, load, read_prompts, through_engine
 from benchmarks.harness import Report, arguments
 from benchmarks.rollout import cases, take_turns, tokens_per_second
 from trainer.config import load as load_config
 from trainer.models import LoadedModel
 from trainer.parallel.weights import whole_weights
 from trainer.parallel.world import World
-from trainer.rollout import eos_ids
+from trainer.rollout import RolloutEngine, eos_ids
 from trainer.rollout.vllm.make import make_vllm_engine
 
 TITLE = "vLLM: the same prompts and weights"
@@ -52,13 +54,14 @@ def engine_of(name: str, loaded: LoadedModel, case: Case, longest: int, folder: 
     return engine
 
 
-def seconds(what: Callable[[int], object]) -> float:
+def _seconds(what: Callable[[], object]) -> float:
+    began = perf_counter()
+    what()
+    return perf_counter() - began
+
+
+def middle(found: Sequence[float]) -> float:
     """Median of the rounds after the first."""
-    found = []
-    for number in range(ROUNDS):
-        began = perf_counter()
-        what(number)
-        found.append(perf_counter() - began)
     return median(found[1:])
 
 
@@ -66,7 +69,18 @@ def memcpy(loaded: LoadedModel) -> float:
     """Seconds of copying all weights once."""
     sources = [p.detach() for p in loaded.model.parameters()]
     places = [torch.zeros_like(t) for t in sources]
-    return seconds(lambda _: [place.copy_(source) for place, source in zip(places, sources, strict=True)])
+    pairs = list(zip(places, sources, strict=True))
+    return middle([_seconds(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)])
+
+
+def hand_over(engine: RolloutEngine, loaded: LoadedModel, generate: Generate) -> tuple[float, float]:
+    """Seconds of ``update_weights``, and how many more the first token after it takes than the next one."""
+    taken, used = [], []
+    for number in range(ROUNDS):
+        taken.append(_seconds(lambda n=number: engine.update_weights(whole_weights(loaded.model, sharded=False), n)))
+        first, second = (_seconds(lambda n=number: generate(n, 1)) for _ in range(2))
+        used.append(first - second)
+    return middle(taken), middle(used)
 
 
 def measure(case: Case, report: Report, quick: bool) -> None:
@@ -75,12 +89,12 @@ def measure(case: Case, report: Report, quick: bool) -> None:
     nbytes = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     copy = memcpy(loaded)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        ways, syncs = {"hf": through_engine(hf(loaded), case, prompts)}, {"hf": 0.0}
+        ways, syncs = {"hf": through_engine(hf(loaded), case, prompts)}, {"hf": (0.0, 0.0)}
         for name in ("vllm", "vllm_server"):
             engine = engine_of(name, loaded, case, max(map(len, prompts)), Path(folder))
             stack.callback(engine.close)
-            syncs[name] = seconds(lambda n, e=engine: e.update_weights(whole_weights(loaded.model, sharded=False), n))
             ways[name] = through_engine(engine, case, prompts)
+            syncs[name] = hand_over(engine, loaded, ways[name])
         found = take_turns(ways, case)
     speeds = tokens_per_second(found)
     for name, rounds in found.items():
@@ -91,15 +105,18 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             response_tokens=fmean(n for _, lengths in rounds for n in lengths),
             tokens_per_s=speeds[name],
             times_hf=speeds[name] / speeds["hf"],
-            sync_s=syncs[name],
+            sync_s=syncs[name][0],
             weights_mb=nbytes / 1e6,
             memcpy_s=copy,
-            times_memcpy=syncs[name] / copy,
+            times_memcpy=syncs[name][0] / copy,
+            first_use_s=syncs[name][1],
         )
     report.check(f"{case.model}: vllm against hf, speed", speeds["vllm"] / speeds["hf"], 0.0 if quick else 1.0)
     if case.model != "builtin:tiny":  # 4 MB are copied in a millisecond
         for name in ("vllm", "vllm_server"):
-            report.check(f"{case.model}: {name}, hand-over in copies", syncs[name] / copy, TIMES_MEMCPY, at_most=True)
+            report.check(
+                f"{case.model}: {name}, hand-over in copies", syncs[name][0] / copy, TIMES_MEMCPY, at_most=True
+            )
 
 
 def main(argv: list[str] | None = None) -> int:

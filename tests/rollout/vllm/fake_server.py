@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.rollout import Sampling
 from trainer.rollout.vllm.core import Drawn
 from trainer.rollout.vllm.serve import serve
-from trainer.rollout.vllm.shared import read_shared
+from trainer.rollout.vllm.shared import Reader
 from trainer.rollout.vllm.tally import Request
 
 DIE, HANG, FREEZE, BREAK, SLOW, REFUSE = 901, 902, 903, 904, 905, 906
@@ -55,8 +55,7 @@ class FakeCore:
         return [Drawn(key, *self._rows.pop(key)[2:], None) for key in wanted]
 
     def load_shared(self, path: str, table: str) -> None:
-        with read_shared(path, table) as weights:
-            self._weight = float(next(iter(weights))[1].sum())
+        self._weight = float(next(Reader().read(path, table))[1].sum())
 
     def _misbehave(self, prompt: list[int]) -> None:
         if SLOW in prompt:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.rollout.vllm.shared import SharedWeights, read_shared
+from trainer.rollout.vllm.shared import Reader, SharedWeights
 
 READ = """
 import json, struct, sys
@@ -29,22 +29,27 @@ def test_another_process_reads_what_was_written_last() -> None:
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     assert said.strip() == "[[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]\n[['a', 'float32', [2, 3]], ['b', 'bfloat16', [5]]]"
-    with read_shared(shared.path, shared.table) as found:
-        assert {name: t.tolist() for name, t in found} == {n: (t + 1).tolist() for n, t in weights.items()}
+    reader = Reader()
+    for more in (1, 5):  # what is there now, not when it was mapped
+        shared.write((name, tensor + more) for name, tensor in weights.items())
+        found = {name: t.tolist() for name, t in reader.read(shared.path, shared.table)}
+        assert found == {name: (t + more).tolist() for name, t in weights.items()}
+    other = SharedWeights()
+    other.write([("c", torch.zeros(3))])
+    assert {name: t.tolist() for name, t in reader.read(other.path, other.table)} == {"c": [0, 0, 0]}
+    other.close()
     shared.close()
 
 
 def test_a_reader_can_not_change_them_and_may_outlive_the_writer() -> None:
     shared = SharedWeights()
     shared.write([("a", torch.zeros(4))])
-    with read_shared(shared.path, shared.table) as found:
-        ((_, mine),) = found
+    ((_, mine),) = Reader().read(shared.path, shared.table)
     mine += 1
-    with read_shared(shared.path, shared.table) as found:
-        assert [t.tolist() for _, t in found] == [[0, 0, 0, 0]]
+    assert [t.tolist() for _, t in Reader().read(shared.path, shared.table)] == [[0, 0, 0, 0]]
     shared.close()
     shared.close()
     assert mine.tolist() == [1, 1, 1, 1]
-    del mine, found
+    del mine
     held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     assert not any("memfd:weights" in link for link in held)

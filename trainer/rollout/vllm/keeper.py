@@ -96,6 +96,8 @@ class Keeper(threading.Thread):
         self._incarnation = self._restarts = 0
         self._asked = self._healthy = 0.0
         self._closing = threading.Event()
+        self._due = threading.Event()
+        """Set when there is something to do at once."""
 
     @property
     def pid(self) -> int | None:
@@ -103,19 +105,22 @@ class Keeper(threading.Thread):
         return None if self._process is None else self._process.pid
 
     def renew(self) -> None:
-        """A step went by: restarts are counted anew."""
+        """A step went by, and there are other weights: restarts are counted anew."""
         self._restarts = 0
+        self._due.set()
 
     def close(self) -> None:
         """End the server and this thread."""
         self._closing.set()
+        self._due.set()
         self.join(timeout=30.0)
 
     def run(self) -> None:
         """Until closed, refused or failed."""
         try:
             while not self._closing.is_set() and self._turn():
-                self._closing.wait(POLL_S)
+                self._due.wait(POLL_S)
+                self._due.clear()
         except Exception as error:
             self.notice.give_up(failed=f"server {self.number} could not be kept: {error}")
         finally:

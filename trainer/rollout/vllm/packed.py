@@ -7,7 +7,7 @@ the speed of decoding and takes several times as long as copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,25 @@ def can_pack(model: Any) -> bool:
     )
 
 
-def load_plain(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy ``weights``, named as in transformers, each before the next one is asked for.
+def load_plain(model: Any, weights: Iterable[tuple[str, Tensor]], *, lasting: bool = False) -> None:
+    """Copy ``weights``, named as in transformers, each before the next one is asked for. ``lasting``: they stay as they
+    are until the next ones are loaded; then a matrix is not copied but packed from where it is.
 
     Raises KeyError for a name that vLLM's model has no place for.
     """
+    from vllm.model_executor.layers.linear import LinearBase
+
     modules = dict(model.named_modules())
+    left: dict[Any, dict[int, Tensor]] = {}
     fused = {part: (name, i) for name, parts in model.packed_modules_mapping.items() for i, part in enumerate(parts)}
     for name, tensor in weights:
         path, kind = name.rsplit(".", 1)
         parent, _, last = path.rpartition(".")
         whole, part = fused.get(last, (last, None))
         module = modules[f"{parent}.{whole}" if parent else whole]
+        if lasting and kind == "weight" and isinstance(module, LinearBase):
+            left.setdefault(module, {})[part or 0] = tensor
+            continue
         held = module.get_parameter(kind)
         if held.numel() == 0:  # it was packed
             shape = (module.output_size_per_partition, module.input_size_per_partition)
@@ -47,6 +54,9 @@ def load_plain(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
             start = sum(module.output_sizes[:part])
             rows = slice(start, start + module.output_sizes[part])
         held.data[rows].copy_(tensor)
+    for module, parts in left.items():
+        module.weight = nn.Parameter(next(iter(parts.values())).new_empty(0), requires_grad=False)
+        _pack_on_use(module, [parts[i] for i in sorted(parts)])
     head = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
         _pack_on_use(head)
@@ -70,10 +80,15 @@ def pack_head(model: Any) -> None:
         head.quant_method.process_weights_after_loading(head)
 
 
-def _pack_on_use(module: Any) -> None:
-    """vLLM packs a copy and drops the plain weight, unless another layer shares it."""
+def _pack_on_use(module: Any, parts: Sequence[Tensor] = ()) -> None:
+    """vLLM packs a copy and drops the plain weight, unless another layer shares it. ``parts``: of the weight, one below
+    the other; none: it is in its place.
+    """
 
     def first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if parts:
+            whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+            module.weight = nn.Parameter(whole, requires_grad=False)
         module.quant_method.process_weights_after_loading(module)
         product: Tensor = module.cpu_linear(x, module.weight, bias)
         return product

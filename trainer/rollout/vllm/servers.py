@@ -23,7 +23,8 @@ from trainer.rollout.vllm.options import Options
 from trainer.rollout.vllm.stream import Event, Stream
 from trainer.rollout.vllm.tally import Request, Tally
 
-POLL_S = 0.05
+POLL_S = (0.001, 0.05)
+"""Seconds between two looks at the notice, at first and at most."""
 NONCE_BITS = 48
 
 
@@ -148,6 +149,7 @@ class VllmServerEngine:
         """Until the servers are ``ready``; each start of one, and each restart, has the whole time."""
         patience = self.limits.start_timeout_s + self.limits.timeout_s
         deadline, seen = time.monotonic() + patience, ""
+        pause, longest = POLL_S
         while True:
             state = self.notice.read()
             if state is not None and state.refused:
@@ -164,7 +166,8 @@ class VllmServerEngine:
                     f"the vLLM servers of this node are not ready after {patience:g} s "
                     f"({KEY}.server.start_timeout_s + timeout_s); their logs are in {self.folder}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
 
 
 class _Streams:

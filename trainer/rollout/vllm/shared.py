@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,16 +68,26 @@ class SharedWeights:
         self.table = json.dumps(rows)
 
 
-@contextmanager
-def read_shared(path: str, table: str) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """Within: names and tensors of the memory at ``path``, not to be written to."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        memory = mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(fd)
-    # The mapping ends when the last tensor on it is gone.
-    yield ((row[0], _view(memory, *row[1:])) for row in json.loads(table))
+class Reader:
+    """A reader's side. It keeps the memory between two reads: to map it anew takes as long as to copy it."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, str, int] | None = None
+        self._views: list[tuple[str, Tensor]] = []
+
+    def read(self, path: str, table: str) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of the memory at ``path``, as it is now; not to be written to."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if (key := (path, table, found.st_ino)) != self._key:
+                self._views = []  # the mapping ends when the last tensor on it is gone
+                memory = mmap.mmap(fd, found.st_size, access=mmap.ACCESS_COPY)
+                self._views = [(row[0], _view(memory, *row[1:])) for row in json.loads(table)]
+                self._key = key
+        finally:
+            os.close(fd)
+        yield from self._views
 
 
 def _view(memory: mmap.mmap, dtype: str, shape: list[int], start: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.rollout.vllm import ahead, sampler
 from trainer.rollout.vllm.eager import use_kernels
 from trainer.rollout.vllm.packed import can_pack, drop_unused, load_plain, pack_head
-from trainer.rollout.vllm.shared import read_shared
+from trainer.rollout.vllm.shared import Reader
 
 
 class Extension:
@@ -31,17 +31,20 @@ class Extension:
             use_kernels(model)
             drop_unused(model)
 
-    def plimsoll_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the trainer's weights, under their names there; fused, split and packed as vLLM wants them."""
+    def plimsoll_load(self, weights: Iterable[tuple[str, Tensor]], *, lasting: bool = False) -> None:
+        """Take the trainer's weights, under their names there; fused, split and packed as vLLM wants them. ``lasting``:
+        they stay until the next ones come.
+        """
         model = self.model_runner.get_model()
         with torch.no_grad():
             if can_pack(model):
-                load_plain(model, weights)
+                load_plain(model, weights, lasting=lasting)
             else:
                 self.model_runner.reload_weights(weights_iterator=iter(weights))
                 pack_head(model)
 
     def plimsoll_load_shared(self, path: str, table: str) -> None:
-        """The same from the memory that the trainer shares."""
-        with read_shared(path, table) as weights:
-            self.plimsoll_load(weights)
+        """The same from the memory that the trainer shares, and changes only to bring the next ones."""
+        if not hasattr(self, "_shared"):
+            self._shared = Reader()
+        self.plimsoll_load(self._shared.read(path, table), lasting=True)
