@@ -133,3 +133,24 @@ def test_a_process_with_more_than_a_thousand_open_files_saves_too(tmp_path: Path
             os.close(number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tmp_path / "step" / "a").read_bytes() == b"x" * 10
+
+
+def test_the_writer_ends_at_once_though_a_forked_process_holds_its_input_open() -> None:
+    fd = os.memfd_create("snapshot")
+    client = WriterClient([fd], "trainer.checkpoint.disk:Disk")
+    client.start()
+    process = client._process
+    assert process is not None
+    holds, release = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(release)
+        os.read(holds, 1)  # until the parent closes its end
+        os._exit(0)
+    try:
+        began = time.monotonic()
+        client.stop(timeout_s=20.0)
+        assert time.monotonic() - began < 10 and process.returncode == 0
+    finally:
+        for number in (holds, release, fd):
+            os.close(number)
+        os.waitpid(child, 0)

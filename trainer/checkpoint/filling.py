@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 KEY = "filled"
+END = b"\n"
+"""The last line to the writer."""
 
 
 class Filled:
@@ -77,6 +79,16 @@ class ArrivingFile:
 def line_of(nbytes: int) -> bytes:
     """What tells the writer that the first ``nbytes`` are in place."""
     return json.dumps({KEY: nbytes}).encode() + b"\n"
+
+
+def until_end(lines: Iterable[str]) -> Iterator[str]:
+    """The lines before the empty one. The end of the input comes later than that while processes that the rank forked
+    hold its end of the pipe too.
+    """
+    for line in lines:
+        if not line.strip():
+            return
+        yield line
 
 
 def jobs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

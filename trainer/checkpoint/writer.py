@@ -2,7 +2,7 @@
 so that it starts in a tenth of a second and costs 15 MB; each rank has its own, and the ranks of a node write in
 parallel.
 
-Jobs and answers are JSON lines on its standard streams. It ends when its standard input does: with its rank.
+Jobs and answers are JSON lines on its standard streams. It ends when it is told to, or its input ends: with its rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.checkpoint.commit import FileSpec, write_files
 from trainer.checkpoint.disk import load_disk
-from trainer.checkpoint.filling import Arriving, jobs
+from trainer.checkpoint.filling import Arriving, jobs, until_end
 
 NICENESS = 10
 
@@ -30,7 +30,7 @@ def main(disk_spec: str, *fds: str) -> int:
     os.nice(NICENESS)
     disk = load_disk(disk_spec)
     maps: dict[int, mmap.mmap] = {}
-    lines = iter(sys.stdin)
+    lines = until_end(sys.stdin)
     for job in jobs(lines):
         try:
             data = Arriving(memoryview(_mapped(maps, int(fds[job["buffer"]]), job["size"])), lines)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint.commit import FileSpec
-from trainer.checkpoint.filling import Filled, line_of
+from trainer.checkpoint.filling import END, Filled, line_of
 from trainer.checkpoint.pace import Pace
 
 POLL_S = 0.2
@@ -94,6 +94,7 @@ class WriterClient:
             return
         with contextlib.suppress(OSError):
             if process.stdin is not None:
+                process.stdin.write(END)
                 process.stdin.close()
         try:
             process.wait(timeout_s)
