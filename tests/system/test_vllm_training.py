@@ -8,8 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.runs import GRPO, end, finish, rows, start
 from tests.system.vllm_runs import NEEDS_VLLM
 
@@ -88,9 +86,18 @@ def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path:
     assert f"(step {last})" in finish(run, *more)
 
 
-@pytest.mark.parametrize("engine", ["vllm"])
-def test_in_process(tmp_path: Path, engine: str) -> None:
-    finish(tmp_path / "run", *GRPO, "trainer.total_training_steps=2", f"actor_rollout_ref.rollout.name={engine}",
-           "actor_rollout_ref.rollout.gpu_memory_utilization=0.1")  # fmt: skip
+def test_in_process_by_ranks_that_share_an_engine(tmp_path: Path) -> None:
+    """Sharded weights on their way to other shards; and one rank may have enough before the other."""
+    wanted = {
+        "trainer.total_training_steps": 3,
+        "trainer.n_gpus_per_node": 2,
+        "actor_rollout_ref.actor.zero_stage": 3,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+        "actor_rollout_ref.rollout.over_sampling": 1.5,
+        "algorithm.max_staleness": 2,
+    }
+    finish(tmp_path / "run", *GRPO, *(f"{key}={value}" for key, value in wanted.items()))
     for row in rows(tmp_path / "run"):
         assert row["training/rollout_probs_diff_mean"] < 1e-6 and row["timing/sync"] > 0

@@ -19,6 +19,7 @@ def rollout_problems(config: Config) -> Iterator[str]:
     """One line for each setting that would not do what it says."""
     rollout = config.actor_rollout_ref.rollout
     yield from _unread(config, rollout)
+    yield from _shared(config, rollout)
     yield from _agent(rollout)
     if config.trainer.mode == "rl":
         yield from _staleness(config, rollout)
@@ -47,6 +48,23 @@ def _unread(config: Config, rollout: Rollout) -> Iterator[str]:
                 f"{_ROLLOUT}.server.replicas={rollout.server.replicas}, but {_ROLLOUT}.name={rollout.name} starts no "
                 "server; set name=vllm_server"
             )
+
+
+def _shared(config: Config, rollout: Rollout) -> Iterator[str]:
+    size, ranks = rollout.tensor_model_parallel_size, config.trainer.n_gpus_per_node
+    if rollout.name != "vllm" or size == 1:
+        return
+    key = f"{_ROLLOUT}.tensor_model_parallel_size={size}"
+    if ranks % size:
+        yield (
+            f"{key}: an engine in the trainer's process is split over ranks of one node, and "
+            f"trainer.n_gpus_per_node={ranks}: set it to a divisor of that, or {_ROLLOUT}.name=vllm_server"
+        )
+    if rollout.agent.name is not None:
+        yield (
+            f"{key} with {_ROLLOUT}.agent.name={rollout.agent.name}: ranks that share an engine generate in step, and "
+            f"turns are as many as they come; set {_ROLLOUT}.name=vllm_server, or tensor_model_parallel_size=1"
+        )
 
 
 def _agent(rollout: Rollout) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.config.helpers import load, run_of
+from tests.config.helpers import load, problems, run_of
 from trainer.batching.cost import ModelShape
 from trainer.config.schema import Rollout
 from trainer.errors import UserError
@@ -18,6 +20,7 @@ from trainer.rollout.vllm.options import Options, options, server_environments
 
 SHAPE = ModelShape(hidden=128, layers=5, heads=4, kv_heads=2, ffn=384, vocab=512, head_dim=32)
 GIB = 1 << 30
+R = "actor_rollout_ref.rollout"
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +28,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(module, "patience", lambda world: timedelta(seconds=89.5))
 
 
 def rollout(**changes: Any) -> Rollout:
@@ -36,8 +40,8 @@ def rollout(**changes: Any) -> Rollout:
     return made.model_copy(update=base | changes)
 
 
-def world(device: str = "cpu") -> World:
-    return World(rank=0, size=1, local_rank=0, device=torch.device(device), cpu_group=None)  # type: ignore[arg-type]
+def world(device: str = "cpu", rank: int = 0, size: int = 1) -> World:
+    return World(rank=rank, size=size, local_rank=rank, device=torch.device(device), cpu_group=None)  # type: ignore[arg-type]
 
 
 def made(shape: ModelShape = SHAPE, **changes: Any) -> Options:
@@ -56,6 +60,19 @@ def test_every_key_is_passed_on() -> None:
     assert split["distributed_executor_backend"] == "mp" and arguments["distributed_executor_backend"] == "uni"
 
 
+def test_ranks_that_share_an_engine_get_the_same() -> None:
+    wanted = rollout(tensor_model_parallel_size=2, max_num_batched_tokens=[300, 400, 500, 450])
+    found = [options(wanted, SHAPE, torch.float32, world(rank=r, size=4), local_ranks=4) for r in range(4)]
+    assert [o.max_num_batched_tokens for o in found] == [300, 300, 450, 450]
+    arguments = found[3].arguments("/m")
+    assert arguments["distributed_executor_backend"] == "external_launcher" and arguments["tensor_parallel_size"] == 2
+    assert arguments["distributed_timeout_seconds"] == arguments["cpu_distributed_timeout_seconds"] == 90
+    assert found[0].cache_bytes == made().cache_bytes // 2  # one of two key/value heads each
+    for ranks, local in ((3, 3), (6, 3)):
+        with pytest.raises(UserError, match=rf"size=2: .*of one node, and there are {local}: set it to a divisor of"):
+            options(wanted, SHAPE, torch.float32, world(size=ranks), local_ranks=local)
+
+
 def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     token = 2 * 5 * 2 * 32 * 4
     assert made().cache_bytes == (16 * 4 + 1) * 32 * token
@@ -71,7 +88,7 @@ def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.Mon
     [
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, "tokens=100 is below the longest"),
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens=8 is below .*max_num_seqs=16"),
-        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size=2: an engine in the trainer's process"),
+        ({"tensor_model_parallel_size": 2}, "size=2: an engine in the trainer's process is split"),
         ({"name": "vllm_server", "tensor_model_parallel_size": 3}, "can't be split so; it takes 1, 2, 4"),
         ({"response_length": 10**6, "max_num_batched_tokens": 2 * 10**6}, "one sequence of 1000040 tokens needs"),
     ],
@@ -79,6 +96,20 @@ def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.Mon
 def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         made(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer.n_gpus_per_node": 1}, "size=2: an engine .* trainer.n_gpus_per_node=1: set it to a divisor of that"),
+        ({f"{R}.agent.name": "calculator"}, r"size=2 with .*\.agent\.name=calculator: ranks that share an engine"),
+    ],
+)
+def test_the_config_refuses_what_ranks_can_not_share(changes: dict[str, Any], message: str) -> None:
+    shared = {f"{R}.name": "vllm", f"{R}.tensor_model_parallel_size": 2, "trainer.n_gpus_per_node": 2}
+    assert problems(run_of(**shared)) == []
+    (problem,) = problems(run_of(**{**shared, **changes}))
+    assert re.search(message, problem)
 
 
 def test_models_that_do_not_fit() -> None:

@@ -34,12 +34,12 @@ def test_a_group_is_handed_out_once_all_its_samples_ended() -> None:
     assert done.number == 1 and done.samples[0].finished and done.samples[0].version == 5
     books.add(second.key, [1, 2], [-1.0, -2.0])
     books.end(second.key, "length")
-    assert books.take() == []
+    assert list(books.take()) == []
     books.end(first.key, "stop")
     (done,) = books.take()
     assert [s.response_ids.tolist() for s in done.samples] == [[], [1, 2]]
     assert done.samples[1].log_probs.tolist() == [-1.0, -2.0] and done.samples[1].finish_reason == "length"
-    assert books.stats() == {"tokens": 3.0, "prompt_tokens": 6.0} and books.take() == books.stop() == []
+    assert books.stats() == {"tokens": 3.0, "prompt_tokens": 6.0} and list(books.take()) == books.stop() == []
 
 
 def test_what_was_begun_is_gone_on_with_and_what_was_ended_comes_back() -> None:

@@ -28,14 +28,19 @@ class Drawn:
 class Core:
     """Raises :class:`UserError` when made from a model or settings that vLLM refuses. Belongs to one thread."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        """``arguments``: as ``vllm.EngineArgs``. The weights mean nothing before ``load``."""
-        self._guest = torch.distributed.is_initialized()
+    def __init__(self, arguments: dict[str, Any], executor: Any = None) -> None:
+        """``arguments``: as ``vllm.EngineArgs``; ``executor``: a class of vLLM's, in place of the one that they name.
+        The weights mean nothing before ``load``.
+        """
+        self._guest, self._closed = torch.distributed.is_initialized(), False
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor import Executor
 
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            self._engine = LLMEngine(config, executor_class=executor or Executor.get_class(config), log_stats=False)
         except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
             raise UserError(
                 f"{KEY}: vLLM refuses this model or these settings: {_said(error)} With {KEY}.name=hf the trainer's "
@@ -63,7 +68,7 @@ class Core:
         ]
 
     def abort(self, keys: Iterable[str]) -> list[Drawn]:
-        """End these requests; what came of those that had not ended."""
+        """End these requests, in the order in which they were begun; what came of those that had not ended."""
         wanted = set(keys)
         drawn = [
             Drawn(
@@ -75,7 +80,8 @@ class Core:
             for state in self._engine.output_processor.request_states.values()
             if state.external_req_id in wanted
         ]
-        self._engine.abort_request([d.key for d in drawn])
+        for one in drawn:  # of several vLLM makes a set, whose order differs from one process to the next
+            self._engine.abort_request([one.key])
         return drawn
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -97,12 +103,18 @@ class Core:
         self._engine.wake_up()
 
     def close(self) -> None:
-        """Give everything back. vLLM's own way would take the trainer's process groups down with its own."""
+        """Give everything back; twice is fine. vLLM's own way would take the trainer's process groups down with its
+        own.
+        """
+        if self._closed:
+            return
+        self._closed = True
         if not self._guest:
             self._engine.engine_core.shutdown()
             return
         from vllm.distributed import parallel_state
 
+        self._engine.engine_core._finalizer.detach()  # it would do the same as soon as nobody knows the engine
         inner = self._engine.engine_core.engine_core
         inner.structured_output_manager.clear_backend()
         inner.model_executor.shutdown()

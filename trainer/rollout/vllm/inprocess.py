@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from trainer.models import LoadedModel
-from trainer.rollout.protocol import EngineFailed, Finished, Generation, Group
+from trainer.parallel.world import World
+from trainer.rollout.protocol import Generation, Group
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm import surroundings
 from trainer.rollout.vllm.core import Core
 from trainer.rollout.vllm.folder import check_architecture, write_model_folder
 from trainer.rollout.vllm.options import Options
+from trainer.rollout.vllm.shards import Shards, executor
+from trainer.rollout.vllm.steps import Steps
 from trainer.rollout.vllm.tally import Tally
 
 
 class VllmEngine:
-    """One vLLM engine for one rank. ``folder``: private, for its log and what it builds the model from."""
+    """One vLLM engine for one rank, or one shard of an engine that ``options.tensor_parallel_size`` consecutive ranks
+    have together: these call all methods together.
+    """
 
     shares_weights = False
 
-    def __init__(self, loaded: LoadedModel, options: Options, *, eos_ids: Sequence[int], folder: Path) -> None:
+    def __init__(
+        self, loaded: LoadedModel, options: Options, world: World, *, eos_ids: Sequence[int], folder: Path
+    ) -> None:
+        """``folder``: private, for the engine's log and what it builds the model from."""
         self.loaded, self.options, self.eos_ids, self.folder = loaded, options, list(eos_ids), folder
+        self._world, self._shards = world, Shards()
         self.version = 0
         self._core: Core | None = None
         self._stats: dict[str, float] = {}
@@ -43,12 +52,19 @@ class VllmEngine:
         model = write_model_folder(self.loaded, self.folder / "model")
         with surroundings.guest(self.folder / "engine.log"):
             check_architecture(self.loaded)
-            self._core = Core(self.options.arguments(str(model)))
+            size = self.options.tensor_parallel_size
+            self._shards = Shards.of(self._world, size)
+            self._core = Core(self.options.arguments(str(model)), executor(self._world, size))
 
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
         """See :class:`trainer.rollout.protocol.RolloutEngine`."""
-        tally = Tally(groups, sampling, seed=seed, version=self.version, max_model_len=self.options.max_model_len)
-        return _Steps(self.core, tally, sampling, self.eos_ids, self.options.max_num_seqs, self._stats)
+        try:
+            tally = Tally(groups, sampling, seed=seed, version=self.version, max_model_len=self.options.max_model_len)
+        except Exception:
+            self._shards.share(None)  # the others need not wait
+            raise
+        rows, stats = self.options.max_num_seqs, self._stats
+        return Steps(self.core, self._shards, tally, sampling, self.eos_ids, rows=rows, stats=stats)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See :class:`trainer.rollout.protocol.RolloutEngine`."""
@@ -74,51 +90,4 @@ class VllmEngine:
         core, self._core = self._core, None
         if core is not None:
             core.close()
-
-
-class _Steps:
-    """A generation under way: vLLM takes a step when somebody asks for the next group."""
-
-    def __init__(
-        self, core: Core, tally: Tally, sampling: Sampling, eos_ids: list[int], rows: int, stats: dict[str, float]
-    ) -> None:
-        self._core, self._tally, self._rows, self._stats = core, tally, rows, stats
-        self._steps = self._busy = 0
-        stats.clear()
-        for request in tally.open:
-            core.add(request, sampling, eos_ids)
-
-    def __iter__(self) -> Iterator[Finished]:
-        try:
-            yield from self._tally.take()
-            while self._tally.open:
-                self._step()
-                yield from self._tally.take()
-        except FloatingPointError:
-            self._core.abort(request.key for request in self._tally.open)
-            raise
-        finally:
-            self._count()
-
-    def stop(self) -> list[Finished]:
-        """See :class:`trainer.rollout.protocol.Generation`."""
-        for drawn in self._core.abort(request.key for request in self._tally.open):
-            self._tally.add(drawn.key, drawn.token_ids, drawn.log_probs)
-        left = self._tally.stop()
-        self._count()
-        return left
-
-    def _step(self) -> None:
-        self._busy += min(self._rows, self._core.open)
-        self._steps += 1
-        try:
-            ended = self._core.step()
-        except Exception as error:
-            raise EngineFailed(f"vLLM failed while it generated: {type(error).__name__}: {error}") from error
-        for drawn in ended:
-            self._tally.add(drawn.key, drawn.token_ids, drawn.log_probs)
-            self._tally.end(drawn.key, drawn.reason)
-
-    def _count(self) -> None:
-        self._stats.update(self._tally.stats(), steps=float(self._steps), restarts=0.0)
-        self._stats["busy_rows"] = self._busy / max(1, self._steps * self._rows)
+            self._shards.close()

@@ -30,7 +30,7 @@ def make_vllm_engine(
     _check_length(loaded, wanted.max_model_len)
     folder = run_dir / "vllm"
     if rollout.name == "vllm":
-        return VllmEngine(loaded, wanted, eos_ids=eos_ids, folder=folder / f"rank_{world.rank}")
+        return VllmEngine(loaded, wanted, world, eos_ids=eos_ids, folder=folder / f"rank_{world.rank}")
     node = world.rank - world.local_rank  # the rank that keeps this node's servers
     return VllmServerEngine(
         loaded,

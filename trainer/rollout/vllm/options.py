@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from trainer.environment import available_cores
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout.settings import KEY
+from trainer.rollout.vllm.shards import patience
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Features of a head that vLLM's attention on a CPU is built for."""
@@ -39,9 +41,11 @@ class Options:
     chunked_prefill: bool
     gpu_memory_utilization: float
     cache_bytes: int | None
-    """Of keys and values. None: what the share of the GPU's memory leaves."""
+    """Of keys and values, of one shard. None: what the share of the GPU's memory leaves."""
     dtype: str
     on_cpu: bool
+    ranks_timeout_s: int | None = None
+    """Of an exchange between shards that are ranks of the trainer. None: they are processes below its own."""
 
     def arguments(self, model: str) -> dict[str, Any]:
         """As ``vllm.EngineArgs``; ``model`` is a folder without weights."""
@@ -63,12 +67,21 @@ class Options:
             "generation_config": "vllm",  # nothing from the model's own
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
-            "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "mp",
+            "distributed_executor_backend": self._executor(),
+            "distributed_timeout_seconds": self.ranks_timeout_s,
+            "cpu_distributed_timeout_seconds": self.ranks_timeout_s,
+            # It wants to see the others' GPUs, and a rank may see its own only.
+            "disable_custom_all_reduce": None if self.ranks_timeout_s is None else True,
             "async_scheduling": False,  # a token is drawn by its position: the one before it must be known
             "worker_extension_cls": "trainer.rollout.vllm.worker.Extension",
             "seed": 0,
         }
         return {key: value for key, value in wanted.items() if value is not None}
+
+    def _executor(self) -> str:
+        if self.tensor_parallel_size == 1:
+            return "uni"
+        return "mp" if self.ranks_timeout_s is None else "external_launcher"
 
 
 def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: World, *, local_ranks: int = 1) -> Options:
@@ -81,6 +94,7 @@ def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: Worl
         )
     on_cpu = world.device.type == "cpu"
     length = rollout.prompt_length + rollout.response_length
+    _check_parallel(rollout, shape, world, local_ranks=local_ranks)
     budget = _budget(rollout, length, world)
     if on_cpu and shape.head_size not in CPU_HEADS:
         sizes = ", ".join(map(str, CPU_HEADS))
@@ -88,7 +102,6 @@ def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: Worl
             f"{engine}: the model's heads have {shape.head_size} features; vLLM's attention on a CPU takes {sizes}. "
             f"Set {KEY}.name=hf"
         )
-    _check_parallel(rollout, shape, world)
     return Options(
         max_model_len=length,
         max_num_seqs=rollout.max_num_seqs,
@@ -99,6 +112,7 @@ def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: Worl
         cache_bytes=_cpu_cache(rollout, shape, dtype, length, local_ranks) if on_cpu else None,
         dtype=DTYPES[dtype],
         on_cpu=on_cpu,
+        ranks_timeout_s=math.ceil(patience(world).total_seconds()) if len(_sharing(rollout, world)) > 1 else None,
     )
 
 
@@ -106,7 +120,7 @@ def _budget(rollout: Rollout, length: int, world: World) -> int | None:
     asked = rollout.max_num_batched_tokens
     if asked == "auto":
         return None
-    budget = asked[world.rank % len(asked)] if isinstance(asked, list) else asked
+    budget = min(asked[rank % len(asked)] for rank in _sharing(rollout, world)) if isinstance(asked, list) else asked
     key = f"{KEY}.max_num_batched_tokens={budget}"
     if not rollout.enable_chunked_prefill and budget < length:
         raise UserError(
@@ -121,13 +135,20 @@ def _budget(rollout: Rollout, length: int, world: World) -> int | None:
     return budget
 
 
-def _check_parallel(rollout: Rollout, shape: ModelShape, world: World) -> None:
+def _sharing(rollout: Rollout, world: World) -> range:
+    """Ranks that have their engine together with this one."""
+    size = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+    first = world.rank // size * size
+    return range(first, first + size)
+
+
+def _check_parallel(rollout: Rollout, shape: ModelShape, world: World, *, local_ranks: int) -> None:
     size = rollout.tensor_model_parallel_size
     key = f"{KEY}.tensor_model_parallel_size={size}"
-    if size > 1 and rollout.name == "vllm":
+    if rollout.name == "vllm" and (local_ranks % size or world.size % size):
         raise UserError(
-            f"{key}: an engine in the trainer's process holds the model whole; set it to 1, or "
-            f"{KEY}.name=vllm_server to split it"
+            f"{key}: an engine in the trainer's process is split over ranks of one node, and there are {local_ranks}: "
+            f"set it to a divisor of trainer.n_gpus_per_node, or {KEY}.name=vllm_server"
         )
     if shape.heads % size or (shape.kv_heads % size and size % shape.kv_heads):
         fits = [
@@ -166,7 +187,8 @@ def _cpu_cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: 
     """Bytes for ``max_num_seqs`` whole sequences, no more than the machine can spare."""
     if space := os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         return int(space) << 30
-    token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
+    heads = max(1, shape.kv_heads // rollout.tensor_model_parallel_size)
+    token = 2 * shape.layers * heads * shape.head_size * dtype.itemsize
     blocks = -(-length // CPU_BLOCK) * rollout.max_num_seqs + 1
     owners = rollout.server.replicas if rollout.name == "vllm_server" else local_ranks
     spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * rollout.gpu_memory_utilization / owners

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -108,10 +108,11 @@ class Tally:
         if None not in self._done[request.number]:
             self._ready.append(request.number)
 
-    def take(self) -> list[Finished]:
-        """Groups that became whole since the last call."""
-        numbers, self._ready = self._ready, []
-        return [Finished(number=n, samples=[s for s in self._done[n] if s is not None]) for n in numbers]
+    def take(self) -> Iterator[Finished]:
+        """Groups that became whole, one by one: those that nobody asks for are there the next time."""
+        while self._ready:
+            number = self._ready.pop(0)
+            yield Finished(number=number, samples=[s for s in self._done[number] if s is not None])
 
     def stop(self) -> list[Finished]:
         """Every group that was not taken; open responses "aborted" with what came of them."""
@@ -119,7 +120,7 @@ class Tally:
             self._done[row.request.number][row.request.place] = self._sample(row, "aborted")
         left = sorted({row.request.number for row in self._open.values()} | set(self._ready))
         self._open, self._ready = {}, left
-        return self.take()
+        return list(self.take())
 
     def stats(self) -> dict[str, float]:
         """What every engine counts."""
