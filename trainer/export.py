@@ -17,17 +17,22 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.checkpoint import commit, manifest
 from trainer.checkpoint.manifest import Damaged
-from trainer.checkpoint.restore import Saved
+from trainer.checkpoint.restore import Saved, load_states
 from trainer.config.frozen import load_frozen
 from trainer.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.models import load_model
+from trainer.models.lora import has_adapters, weights, write_adapter
+from trainer.steps.adapters import adapters_of, adapters_state, require_same_base
 
+ADAPTER = "adapter"
+"""Not in the folder itself: transformers would add the adapter to the weights that hold it already."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path:
     """Write the weights of ``source`` (a run folder: its newest whole checkpoint; or a folder ``step_N``), the model's
-    config and its tokenizer to ``out``; returns the checkpoint's folder. ``dtype``: default the run's own.
+    config and its tokenizer to ``out``; returns the checkpoint's folder. ``dtype``: default the run's own. Of LoRA: the
+    merged weights, and the adapters in ``out/adapter``.
 
     Raises UserError when there is no whole checkpoint, or ``out`` holds something already.
     """
@@ -39,25 +44,35 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     if actor.model.path is None:
         raise UserError(f"{folder.parent.parent}/config.yaml names no actor_rollout_ref.model.path")
     wanted = dtype or DTYPES["bf16" if actor.actor.mixed_precision == "bf16" else "fp32"]
-    model = load_model(actor.model.path, dtype=wanted, device="cpu")
+    model = load_model(actor.model.path, dtype=wanted, device="cpu", adapters=adapters_of(config))
     saved = Saved(folder, found)
+    if model.frozen is not None:
+        states = load_states(folder, found, 0, found.world_size).global_state
+        require_same_base(adapters_state(config, model), states["adapters"])
     with torch.no_grad():
         for name, tensor in _tensors(model.model):
             if saved.shapes.get(name) != tuple(tensor.shape):
                 raise UserError(f"{folder} holds another model than {actor.model.path}: {name} differs")
-            tensor.copy_(saved.full(name))
+            if tensor.requires_grad or model.frozen is None:
+                tensor.copy_(saved.full(name))
     write_folder(model.model, model.tokenizer, out)
     return folder
 
 
 def write_folder(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """The folder that transformers and vLLM read, instead of what an earlier attempt left there. It appears whole."""
+    """The folder that transformers and vLLM read, instead of what an earlier attempt left there. It appears whole.
+    Adapters are merged into the weights, and lie beside them in a folder of their own.
+    """
     temp = out.with_name(f".{out.name}.tmp")
     for old in (temp, out):
         if old.exists():
             shutil.rmtree(old)
     temp.mkdir(mode=0o700, parents=True)
-    model.save_pretrained(temp)  # type: ignore[operator]
+    state = None
+    if has_adapters(model):
+        state = {weight.name: weight.merged() for weight in weights(model)}
+        write_adapter(model, temp / ADAPTER)
+    model.save_pretrained(temp, state_dict=state)  # type: ignore[operator]
     tokenizer.save_pretrained(temp)
     temp.rename(out)
 

@@ -21,6 +21,7 @@ def test_dense_flops_by_hand() -> None:
     assert forward.linear == 2 * SMALL.active_params
     assert forward.quadratic == 2 * 2 * 8  # causal half of scores and values, 2 layers
     assert CostModel.from_shape(SMALL).linear == 3 * forward.linear
+    assert CostModel.from_shape(SMALL, frozen=True).linear == 2 * forward.linear
     assert CostModel.from_shape(SMALL, recompute=True).quadratic == 4 * forward.quadratic
 
 

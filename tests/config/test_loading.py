@@ -10,6 +10,7 @@ from trainer.config.checks import cross_checks
 from trainer.errors import UserError
 
 A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
+M = "actor_rollout_ref.model"
 
 
 def test_smallest_run_loads_with_verls_names():
@@ -127,6 +128,17 @@ BAD = [
     ({"trainer.resume_mode": "path"}, "needs trainer.resume_from_path"),
     ({"trainer.resume_from_path": "x"}, "set resume_mode=path"),
     ({"actor_rollout_ref.ref.ema_interval": 5}, "no reference is used: set actor_rollout_ref.actor.use_kl_loss=true"),
+    # LoRA
+    ({f"{M}.lora_rank": -1}, f"{M}.lora_rank=-1: expected a whole number (at least 0)"),
+    ({f"{M}.lora_rank": 8, f"{M}.lora_alpha": 0}, f"{M}.lora_alpha=0: expected a number (above 0)"),
+    ({f"{M}.lora_alpha": 32}, f"{M}.lora_alpha=32.0, but {M}.lora_rank=0 trains all weights"),
+    ({f"{M}.target_modules": ["q_proj"]}, f"{M}.target_modules=[q_proj], but {M}.lora_rank=0"),
+    ({f"{M}.lora_rank": 8, f"{M}.target_modules": "q_proj"}, "target_modules=q_proj: expected"),
+    ({f"{M}.lora_rank": 8, f"{M}.target_modules": []}, "target_modules=[]: expected"),
+    (
+        {f"{M}.lora_rank": 8, f"{A}.use_kl_loss": True, "actor_rollout_ref.ref.ema_interval": 5},
+        "the reference of LoRA is the model without its adapters",
+    ),
     ({"trainer.checkpoint.best_mode": "min"}, "but of what? Set trainer.checkpoint.best_metric"),
     ({"trainer.checkpoint.best_metric": "actor/entropy"}, "Set trainer.checkpoint.best_mode=max or min"),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),

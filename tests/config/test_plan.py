@@ -127,6 +127,17 @@ def test_checkpoint_holds_weights_moments_and_master_copy():
     assert memory.checkpoint_bytes(SHAPE, precision="fp32", zero_stage=0) == 12 * SHAPE.params
 
 
+def test_adapters_are_what_has_gradients_moments_and_a_place_in_a_checkpoint():
+    adapters = memory.adapter_params(SHAPE, 4, "all-linear")
+    assert adapters == 4 * 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+    assert memory.adapter_params(SHAPE, 4, ["v_proj"]) == 4 * 2 * (64 + 32)
+    assert memory.adapter_params(SHAPE, 0, "all-linear") == 0
+    found = predict(zero_stage=0, reference=True, adapters=adapters)
+    assert (found.gradients, found.optimizer, found.reference) == (4 * adapters, 12 * adapters, 0)
+    assert found.weights == 2 * (SHAPE.params + adapters)
+    assert memory.checkpoint_bytes(SHAPE, precision="bf16", zero_stage=1, adapters=adapters) == 14 * adapters
+
+
 def test_lengths_name_what_the_file_has(tmp_path: Path):
     file = tmp_path / "t.jsonl"
     file.write_text('{"question": "a"}\n')

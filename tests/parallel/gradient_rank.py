@@ -3,8 +3,9 @@
 With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x its gradient: the
 move is the gradient, whatever ZeRO stage keeps it where.
 
-Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``, ``reverse``, ``steps``
-and ``fail``: [rank, micro-batch, "forward" | "backward"], where memory runs out once.
+Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``, ``reverse``,
+``steps``, ``lora`` (rank of trained adapters: the gradient is the move of the merged weights) and ``fail``: [rank,
+micro-batch, "forward" | "backward"], where memory runs out once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from torch import nn  # noqa: E402
 from trainer.batching import CostModel  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
 from trainer.models import load_model  # noqa: E402
+from trainer.models.lora import Lora, adapters_off, add_adapters  # noqa: E402
 from trainer.parallel.engine import Engine, EngineSettings  # noqa: E402
 from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.parallel.world import World, join, leave  # noqa: E402
-from trainer.steps.stow import Stowage  # noqa: E402
+from trainer.steps.forward import log_prob_column  # noqa: E402
+from trainer.steps.stow import Stowage, stow  # noqa: E402
 from trainer.steps.update import update  # noqa: E402
 
 EPS, SCALE = 1e8, 100.0
@@ -98,6 +101,13 @@ def failing(engine: Engine, model: nn.Module, world: World, fail: tuple[int, int
 
 def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path) -> None:
     model = copy.deepcopy(loaded.model)
+    if rank := variant.get("lora"):
+        add_adapters(model, Lora(rank=rank, alpha=rank))
+        torch.manual_seed(11)
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                nn.init.normal_(parameter, std=0.2)
+    before = {k: v.clone() for k, v in whole_weights(model, sharded=False)}
     settings = EngineSettings(zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0)
     engine = Engine(model, settings, world)
     stowage = Stowage(
@@ -115,17 +125,23 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
     cost = CostModel.from_shape(loaded.shape)
     with failing(engine, model, world, variant.get("fail")):
         done = update(engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0)
+    off = 0.0
+    if rank:
+        plan = stow(batch, stowage, world.size, cost)
+        with adapters_off(engine.module) as base:
+            columns = [log_prob_column(m, batch, plan, world, stowage, temperature=1.0) for m in (base, loaded.model)]
+        off = float((columns[0] - columns[1]).abs().max())
     lowered = [world.vector(b) for b in done.lowered] if done.lowered else None
     lowered = None if lowered is None else [[int(b) for b in of_rank] for of_rank in zip(*lowered, strict=True)]
     # In buckets smaller than the embedding, as a generation engine takes them.
     weights = whole_weights(engine.module, sharded=variant["zero"] == 3, bucket_bytes=100_000)
     after = {k: v.clone() for k, v in weights}
     if world.is_main:
-        before = dict(loaded.model.named_parameters())
         gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])
         torch.save(
             {
                 "gradient": gradient.detach(),
+                "reference_off": off,
                 "norm": done.grad_norm,
                 "loss": done.sums["loss"],
                 "counts": [int(n) for n in done.plan.num_micro_batches],

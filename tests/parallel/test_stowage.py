@@ -21,7 +21,9 @@ COMMON: list[dict[str, Any]] = [{"zero": z, "budget": b} for z in range(4) for b
     {"zero": 1, "micro": 4},
     {"zero": 2, "micro": 6},
 ]
-VARIANTS = {1: COMMON, 2: [*COMMON, {"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]}
+LORA: list[dict[str, Any]] = [{"zero": z, "budget": 1024, "lora": 4} for z in range(4)]
+TWO: list[dict[str, Any]] = [{"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]
+VARIANTS = {1: [*COMMON, LORA[0]], 2: [*COMMON, *TWO, *LORA]}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,25 @@ def test_gradients_and_losses_equal_whatever_the_stowage(found: dict[int, list[d
         f"{ranks} rank(s), {variant}": (distance(one["gradient"], whole["gradient"]), one["loss"], one["norm"])
         for ranks, variants in VARIANTS.items()
         for variant, one in zip(variants, found[ranks], strict=True)
+        if variant not in LORA
     }
     bad = {name: values for name, values in off.items() if values[0] > BAR}
     assert not bad
     assert all(loss == pytest.approx(whole["loss"], rel=BAR) for _, loss, _ in off.values()), off
     assert all(norm == pytest.approx(whole["norm"], rel=BAR) for _, _, norm in off.values()), off
+
+
+def test_adapters_move_alike_under_every_zero_stage_and_without_them_it_is_the_base_model(
+    found: dict[int, list[dict[str, Any]]],
+) -> None:
+    alone = found[1][VARIANTS[1].index(LORA[0])]
+    whole = found[1][0]
+    assert alone["loss"] != pytest.approx(whole["loss"], rel=1e-4) and alone["gradient"].norm() > 0
+    for variant in LORA:
+        one = found[2][VARIANTS[2].index(variant)]
+        assert distance(one["gradient"], alone["gradient"]) < 10 * BAR, variant
+        assert (one["loss"], one["norm"]) == pytest.approx((alone["loss"], alone["norm"]), rel=BAR), variant
+        assert one["reference_off"] < (BAR if variant["zero"] == 3 else 1e-12), variant
 
 
 def test_the_variants_really_differ(found: dict[int, list[dict[str, Any]]]) -> None:

@@ -34,6 +34,7 @@ class Rank:
         self.samples_seen, self.productive_s = 0, 0.0
         self.budgets: list[int] | None = None
         self.reference = None
+        self.loaded = SimpleNamespace(frozen=None)
         self.world = SimpleNamespace(size=2, device=torch.device("cpu"))
         self.best = Best("val/reward")
         self.identity = RunIdentity(run_dir, writes=True)

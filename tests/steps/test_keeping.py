@@ -87,7 +87,7 @@ def keeper(run: Path, *, shape: ModelShape = SHAPE, validates: bool = True, **do
     ctx.world = SimpleNamespace(rank=0, size=1, is_main=True, any=int, cpu_group=None, device=torch.device("cpu"))
     ctx.info = SimpleNamespace(local_world_size=1)
     ctx.engine = SimpleNamespace(ds=None, settings=SimpleNamespace(bf16=False, zero_stage=1), before_step=None)
-    ctx.loaded = SimpleNamespace(shape=shape)
+    ctx.loaded = SimpleNamespace(shape=shape, frozen=None)
     made = Keeper(ctx)
     return made, made._store
 

@@ -21,6 +21,7 @@ import torch
 from tests.system.vllm_runs import NEEDS_VLLM, RESPONSE, change, engine_over, ids, prompts, sync, tiny, worst
 from trainer.errors import UserError
 from trainer.models import LoadedModel
+from trainer.models.lora import Lora, adapters_off, add_adapters
 from trainer.parallel.rendezvous import free_port, port_for
 from trainer.rollout import Sampling
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
@@ -113,6 +114,20 @@ def test_what_can_not_be(engine: Any, loaded: LoadedModel, run_dir: Path) -> Non
         engine_over(odd, run_dir / "odd", name="vllm")
     log = run_dir / "vllm" / "rank_0" / "engine.log"
     assert log.stat().st_size and log.stat().st_mode & 0o077 == 0 and log.parent.stat().st_mode & 0o077 == 0
+
+
+def test_adapters_arrive_merged(engine: Any) -> None:
+    adapted = tiny()
+    add_adapters(adapted.model, Lora(rank=4, alpha=8))
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(2))
+    sync(engine, adapted, 9)
+    finished = list(engine.generate(prompts(), DRAWN, seed=5))
+    assert worst(adapted, prompts(), finished, temperature=0.7) < 1e-4
+    with adapters_off(adapted.model):
+        assert worst(adapted, prompts(), finished, temperature=0.7) > 1e-2
 
 
 def test_two_ranks_draw_the_samples_of_one(engine: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def test_throughput_is_per_device() -> None:
 
 def test_flops_follow_the_lengths_not_the_padding() -> None:
     assert train_flops(10, 2, 3, [1, 2]) == 6 * 10 * 3 + 6 * 2 * 3 * 5
+    assert train_flops(10, 2, 3, [1, 2], trained=1) == (4 * 10 + 2) * 3 + 6 * 2 * 3 * 5
     assert train_flops(10, 2, 3, [4, 4]) < train_flops(10, 2, 3, [8])
 
 

@@ -97,14 +97,18 @@ class CostModel:
     unit: str = "tokens"
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, *, training: bool = True, recompute: bool = False) -> CostModel:
+    def from_shape(
+        cls, shape: ModelShape, *, training: bool = True, recompute: bool = False, frozen: bool = False
+    ) -> CostModel:
         """Operations of ``shape``: 2 per weight and token in the forward pass, and ``2 * heads * head_dim * L**2`` a
         layer for causal attention (scores and values, half of the square). The backward pass costs twice the
         forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); recomputation adds one forward pass more.
+        Half of the weights' backward pass is their own gradient, which ``frozen`` ones (LoRA) don't have.
         """
         passes = (3.0 + (1.0 if recompute else 0.0)) if training else 1.0
         attention = 2.0 * shape.layers * shape.heads * shape.head_size
-        return cls(passes * 2.0 * shape.active_params, passes * attention, 0.0, "FLOPs")
+        own_gradient = 1.0 if training and frozen else 0.0
+        return cls((passes - own_gradient) * 2.0 * shape.active_params, passes * attention, 0.0, "FLOPs")
 
     def __call__(self, lengths: Sequence[int] | Ints | Floats) -> Floats:
         """Cost of each sequence alone; float64 [sequences]."""

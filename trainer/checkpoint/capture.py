@@ -60,8 +60,9 @@ class Capture(CheckpointEngine):  # type: ignore[misc]
 class Capturer:
     """Captures the state of one engine again and again. What stays the same is looked up once: training waits."""
 
-    def __init__(self, ds: Any) -> None:
-        self._ds = ds
+    def __init__(self, ds: Any, *, frozen: bool = True) -> None:
+        """``frozen``: weights that are not trained, too."""
+        self._ds, self._more = ds, {} if frozen else {"exclude_frozen_parameters": True}
         self._instead: dict[str, Any] | None = None
 
     def capture(self, tag: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Capturer:
         with ExitStack() as stack:
             for name, value in {"checkpoint_engine": engine, **self._instead}.items():
                 stack.enter_context(_instead(self._ds, name, value))
-            self._ds.save_checkpoint(".", tag=tag, client_state=info, save_latest=False)
+            self._ds.save_checkpoint(".", tag=tag, client_state=info, save_latest=False, **self._more)
         return engine.states
 
     def buffers(self) -> list[torch.Tensor]:
@@ -117,8 +118,12 @@ class _ModuleState:
         same = list(found) == list(wanted) and all(map(_same_memory, wanted.values(), found.values()))
         return state if same else None
 
-    def __call__(self, **unused: Any) -> OrderedDict[str, Any]:
-        found = OrderedDict((name, owner[key].detach()) for name, owner, key in self._entries)
+    def __call__(self, exclude_frozen_parameters: bool = False, **unused: Any) -> OrderedDict[str, Any]:
+        found = OrderedDict(
+            (name, owner[key].detach())
+            for name, owner, key in self._entries
+            if owner[key].requires_grad or not (exclude_frozen_parameters and isinstance(owner[key], nn.Parameter))
+        )
         if self._metadata is not None:
             found._metadata = self._metadata  # type: ignore[attr-defined]
         return found

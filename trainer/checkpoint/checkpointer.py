@@ -69,7 +69,7 @@ class Checkpointer:
         # Beyond the first, memory is taken when a slow disk makes it needed (pinning it then would take seconds).
         self._buffers = [HostBuffer(0 if slot and not pinned else nbytes, pinned=pinned) for slot in range(slots)]
         self._writer = WriterClient([b.fd for b in self._buffers], settings.disk)
-        self._planner = Planner(ds_engine, rank, self._beside)
+        self._planner = Planner(ds_engine, rank, self._beside, frozen=settings.frozen)
         self._copying: Save | None = None
         self._committer = Committer(
             self.root, settings, self._disk, writer=self._writer, numbers=self._numbers, fence=self._fence,
@@ -137,7 +137,7 @@ class Checkpointer:
             try:
                 saved = Saved(folder, manifest)
                 restored = load_states(folder, manifest, self._ranks.rank, self._ranks.size)
-                load_engine(self._ds, saved)
+                load_engine(self._ds, saved, frozen=self._settings.frozen)
                 missing = load_beside(self._beside, saved)
                 error = None
             except (Damaged, UserError) as caught:
@@ -242,7 +242,7 @@ class Checkpointer:
 
     def _share_bytes(self) -> int:
         """Size of this rank's files once the optimizer has its moments."""
-        found = fragments(self._ds)
+        found = fragments(self._ds, frozen=self._settings.frozen)
         more = sum(t.numel() * t.element_size() for t in self._beside.values()) if self._ranks.rank == 0 else 0
         masters = sum(f.numel for f in found if f.kind == "fp32")
         weights = sum(f.numel * f.tensor.element_size() for f in found if f.kind == "weight")

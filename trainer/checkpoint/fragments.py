@@ -51,9 +51,11 @@ def shapes(ds: Any) -> dict[str, tuple[int, ...]]:
     return found | {name: tuple(b.shape) for name, b in _buffers(ds.module)}
 
 
-def fragments(ds: Any, kinds: tuple[str, ...] | None = None) -> list[Fragment]:
-    """All fragments of this rank. ``kinds``: make these optimizer states (zeros) where they don't exist yet."""
-    found = list(_weights(ds))
+def fragments(ds: Any, kinds: tuple[str, ...] | None = None, *, frozen: bool = True) -> list[Fragment]:
+    """All fragments of this rank, those of weights that are not trained only if ``frozen``. ``kinds``: make these
+    optimizer states (zeros) where they don't exist yet.
+    """
+    found = list(_weights(ds, frozen))
     for name, start, flat, first, numel in _masters(ds):
         if numel == 0:
             continue
@@ -86,9 +88,11 @@ def _optimizer(ds: Any) -> torch.optim.Optimizer:
     return inner
 
 
-def _weights(ds: Any) -> Iterator[Fragment]:
+def _weights(ds: Any, frozen: bool) -> Iterator[Fragment]:
     rank = torch.distributed.get_rank()
     for name, param in ds.module.named_parameters():
+        if not (frozen or param.requires_grad):
+            continue
         if hasattr(param, "ds_tensor"):
             start = rank * param.partition_numel()
             numel = max(0, min(param.partition_numel(), param.ds_numel - start))

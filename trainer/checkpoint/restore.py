@@ -109,13 +109,13 @@ class Saved:
         return torch.from_numpy(data[begin : begin + numel * dtype.itemsize]).view(dtype)
 
 
-def load_engine(ds: Any, saved: Saved) -> None:
-    """Weights, master copies, optimizer states and counters of this rank. Raises UserError when it is another model,
-    Damaged when some of it can't be read; no rank waits for another.
+def load_engine(ds: Any, saved: Saved, *, frozen: bool = True) -> None:
+    """Weights (those that are not trained only if ``frozen``), master copies, optimizer states and counters of this
+    rank. Raises UserError when it is another model, Damaged when some of it can't be read; no rank waits for another.
     """
     _same_model(shapes(ds), saved)
     with torch.no_grad():
-        for fragment in fragments(ds, saved.optimizer_kinds):
+        for fragment in fragments(ds, saved.optimizer_kinds, frozen=frozen):
             saved.read(fragment.name, _source(saved, fragment), 0 if fragment.kind == STEP else fragment.start,
                        fragment.tensor)  # fmt: skip
     for name, value in saved.counters.items():
@@ -172,10 +172,22 @@ def _source(saved: Saved, fragment: Fragment) -> str:
 
 
 def _same_model(live: dict[str, tuple[int, ...]], saved: Saved) -> None:
+    theirs, ours = _adapter_rank(saved.shapes), _adapter_rank(live)
+    if theirs != ours:
+        raise UserError(
+            f"{saved.folder} was trained with actor_rollout_ref.model.lora_rank={theirs}, this run has {ours}: set it "
+            f"to {theirs}, or start anew with another trainer.experiment_name"
+        )
+    key = "target_modules" if ours else "path"
     for name in sorted(live.keys() | saved.shapes.keys()):
         if live.get(name) != saved.shapes.get(name):
             raise UserError(
                 f"{saved.folder} holds another model: {name} is {saved.shapes.get(name, 'not there')} there "
-                f"and {live.get(name, 'not there')} in actor_rollout_ref.model.path; set that key to the model the run "
-                "began with, or start anew with another trainer.experiment_name"
+                f"and {live.get(name, 'not there')} here; set actor_rollout_ref.model.{key} to what the run began "
+                "with, or start anew with another trainer.experiment_name"
             )
+
+
+def _adapter_rank(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Of LoRA; 0 without."""
+    return next((shape[0] for name, shape in shapes.items() if ".lora_A." in name), 0)

@@ -33,5 +33,7 @@ class CheckpointSettings:
     """Longest wait for this rank's disk, or for another rank, in one save."""
     mirror: str | None = None
     """A second home, any fsspec URL: every committed checkpoint is uploaded there, its manifest last."""
+    frozen: bool = True
+    """Save weights that are not trained, too. False: they come from where the model came from, each time."""
     disk: str = "trainer.checkpoint.disk:Disk"
     """``module:class`` through which all files are written and renamed; tests inject faults here."""

@@ -101,10 +101,12 @@ class Planner:
     """Plans the files of one rank of ``ds``. Where the tensors lie is looked up anew only when they have moved.
 
     ``beside``: more tensors by name, the same on every rank; rank 0 saves them. They too rest until they are copied.
+    ``frozen``: save weights that are not trained, too.
     """
 
-    def __init__(self, ds: Any, rank: int, beside: Mapping[str, Tensor] | None = None) -> None:
-        self._ds, self._rank, self._capturer = ds, rank, capture.Capturer(ds)
+    def __init__(self, ds: Any, rank: int, beside: Mapping[str, Tensor] | None = None, *, frozen: bool = True) -> None:
+        self._ds, self._rank, self._frozen = ds, rank, frozen
+        self._capturer = capture.Capturer(ds, frozen=frozen)
         self._beside = dict(beside or {}) if rank == 0 else {}
         self._spans: list[Span] = []
         self._places = "[]"
@@ -146,7 +148,8 @@ class Planner:
             if leaf.nbytes and leaf.tensor.is_contiguous()
         ]
         if spans != self._spans:
-            self._places = json.dumps(_rows(self._ds, self._rank, sorted(spans), self._beside))
+            held = fragments(self._ds, frozen=self._frozen)
+            self._places = json.dumps(_rows(self._ds, self._rank, held, sorted(spans), self._beside))
             self._spans = spans
         full = {name: list(shape) for name, shape in shapes(self._ds).items()} if self._rank == 0 else {}
         rest = json.dumps({"shapes": full, "counters": counters})
@@ -184,12 +187,12 @@ def fill(plan: Plan, buffer: HostBuffer, filled: Filled, stream: Any = None) -> 
     filled.advance(plan.size)
 
 
-def _rows(ds: Any, rank: int, spans: list[Span], beside: Mapping[str, Tensor]) -> list[list[Any]]:
-    """Each fragment and its place in a file, from the sorted ``spans``."""
+def _rows(ds: Any, rank: int, held: list[Fragment], spans: list[Span], beside: Mapping[str, Tensor]) -> list[list[Any]]:
+    """Each fragment of ``held`` and ``beside`` and its place in a file, from the sorted ``spans``."""
     starts = [span[0] for span in spans]
     rows, missing = [], []
     more = [Fragment(name, BESIDE, 0, tensor.detach().view(-1)) for name, tensor in beside.items()]
-    for fragment in [*fragments(ds), *more]:
+    for fragment in [*held, *more]:
         place = _place(fragment, spans, starts)
         if place is None:
             missing.append(fragment)

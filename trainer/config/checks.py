@@ -7,12 +7,17 @@ from itertools import pairwise
 
 from trainer.config.algebra import Sizes, violations
 from trainer.config.budgets import budget_checks
+from trainer.config.keys import written
 from trainer.config.rollouts import rollout_problems
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import better
 
 _ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
+
+_LORA = {"lora_alpha": 16, "target_modules": "all-linear"}
+"""What only LoRA reads, and the value that means nothing."""
 
 
 def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
@@ -26,6 +31,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *violations(sizes_of(config)),
         *_engine(config),
         *_reference(config),
+        *_lora(config),
         *_machines(config),
         *_resuming(config),
     ]
@@ -149,6 +155,22 @@ def _reference(config: Config) -> Iterator[str]:
         yield (
             f"actor_rollout_ref.ref.ema_interval={interval}, but no reference is used: "
             f"set {_ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or ema_interval=null"
+        )
+
+
+def _lora(config: Config) -> Iterator[str]:
+    model, interval = config.actor_rollout_ref.model, config.actor_rollout_ref.ref.ema_interval
+    if model.lora_rank == 0:
+        for key, default in _LORA.items():
+            if (value := getattr(model, key)) != default:
+                yield (
+                    f"{_MODEL}.{key}={written(value)}, but {_MODEL}.lora_rank=0 trains all weights: set lora_rank to "
+                    f"8, 16 or more, or leave {key} out"
+                )
+    elif interval is not None:
+        yield (
+            f"actor_rollout_ref.ref.ema_interval={interval} with {_MODEL}.lora_rank={model.lora_rank}: the reference "
+            "of LoRA is the model without its adapters and cannot move; set ema_interval=null, or lora_rank=0"
         )
 
 

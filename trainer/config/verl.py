@@ -27,7 +27,6 @@ ALIAS_VALUES: dict[tuple[str, str], bool] = {("actor_rollout.backend", "hybrid")
 REDUNDANT: dict[str, frozenset[str]] = {
     "actor_rollout_ref.model.use_remove_padding": frozenset({"true"}),
     f"{_ACTOR}.use_remove_padding": frozenset({"true"}),
-    "actor_rollout_ref.model.lora_rank": frozenset({"0"}),
     "actor_rollout_ref.model.use_shm": frozenset({"false"}),
     "actor_rollout_ref.ref.fsdp_config.param_offload": frozenset({"false"}),
     "actor_rollout_ref.rollout.mode": frozenset({"sync"}),
@@ -66,9 +65,6 @@ UNSUPPORTED: dict[str, str] = {
     "actor_rollout_ref.model.use_fused_kernels": "log-probs are always chunked; leave the key out",
     "actor_rollout_ref.model.use_liger": "liger kernels are not used; leave the key out",
     "actor_rollout_ref.model.use_shm": "the model is read from its folder directly; leave the key out",
-    "actor_rollout_ref.model.lora_rank": "LoRA is not built yet; all weights are trained",
-    "actor_rollout_ref.model.lora_alpha": "LoRA is not built yet; all weights are trained",
-    "actor_rollout_ref.model.target_modules": "LoRA is not built yet; all weights are trained",
     "actor_rollout_ref.model.external_lib": "model code from outside transformers is not loaded",
     "actor_rollout_ref.model.enable_activation_offload": (
         "activation offload is not built; use actor_rollout_ref.model.enable_gradient_checkpointing"

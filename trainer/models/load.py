@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from trainer.batching.cost import ModelShape
 from trainer.errors import UserError, nearest
-from trainer.models import attention, smollm2, tiny
+from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
 
@@ -36,6 +36,8 @@ class LoadedModel:
     shape: ModelShape
     source: str
     """Folder or hub id that the weights came from."""
+    frozen: str | None = None
+    """Digest of the weights that stay as they are while adapters are trained; None where all are trained."""
 
 
 def load_model(
@@ -45,11 +47,13 @@ def load_model(
     device: torch.device | str,
     gradient_checkpointing: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    adapters: lora.Lora | None = None,
 ) -> LoadedModel:
-    """Load ``path``: a Hugging Face folder, a hub id, ``builtin:tiny`` or ``builtin:smollm2``.
+    """Load ``path``: a Hugging Face folder, a hub id, ``builtin:tiny`` or ``builtin:smollm2``. With ``adapters`` only
+    these are trained.
 
     Raises :class:`UserError` for a folder that is missing or has no weights, an unknown built-in name, a family that is
-    not supported and a tokenizer that doesn't fit the model.
+    not supported, a tokenizer that doesn't fit the model and an adapter for a layer that it doesn't have.
     """
     attention.register()
     source = resolve(path, cache_dir)
@@ -63,11 +67,15 @@ def load_model(
         )
     model = _weights(source, path, config, dtype)
     prepare_model(model)
+    frozen = None
+    if adapters is not None:
+        frozen = lora.digest(model)
+        lora.add_adapters(model, adapters)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
-    return LoadedModel(model.to(device).train(), tokenizer, model_shape(config), str(source))
+    return LoadedModel(model.to(device).train(), tokenizer, model_shape(config), str(source), frozen)
 
 
 def prepare_model(model: nn.Module) -> nn.Module:

@@ -84,6 +84,8 @@ class Engine:
         """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
         self._large = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) >= TRIM_FROM
+        self.trained = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+        """Parameters with a gradient, over all ranks."""
         self._private = -1  # states of the optimizer that worker processes don't inherit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

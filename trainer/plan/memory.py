@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,25 +48,27 @@ def predict(
     kv_tokens: int,
     param_offload: bool = False,
     optimizer_offload: bool = False,
+    adapters: int = 0,
 ) -> Memory:
-    """Memory of a rank.
+    """Memory of a rank. ``adapters``: parameters that are trained in place of the model's own (LoRA), whose reference
+    is the model itself; 0: all are.
 
     ``micro_batch_tokens``: tokens of the largest micro-batch; ``kv_tokens``: tokens that generation holds at once. bf16
     keeps fp32 gradients and an fp32 master copy beside Adam's two moments (ZeRO, arXiv 1910.02054, section 3.1, with
     fp32 gradients); sharding as in its section 5.
     """
-    half, params = precision == "bf16", shape.params
+    half, params, trained = precision == "bf16", shape.params + adapters, adapters or shape.params
     width = 2 if half else 4
-    master = params * 4 if half or zero_stage >= 1 else 0
-    optimizer = (params * 8 + master) // (dp if zero_stage >= 1 else 1)
+    master = trained * 4 if half or zero_stage >= 1 else 0
+    optimizer = (trained * 8 + master) // (dp if zero_stage >= 1 else 1)
     weights = params * width // (dp if zero_stage >= 3 else 1)
-    gradients = params * 4 // (dp if zero_stage >= 2 else 1)
+    gradients = trained * 4 // (dp if zero_stage >= 2 else 1)
     host = (optimizer if optimizer_offload else 0) + (weights if param_offload else 0)
     return Memory(
         weights=0 if param_offload else weights,
         gradients=0 if optimizer_offload and zero_stage >= 2 else gradients,
         optimizer=0 if optimizer_offload else optimizer,
-        reference=params * width if reference else 0,
+        reference=params * width if reference and not adapters else 0,
         activations=micro_batch_tokens * activation_bytes(shape, width, recompute=recompute),
         logits=min(LOGITS_CHUNK, micro_batch_tokens * shape.vocab) * 4 * 2,
         kv_cache=kv_tokens * kv_bytes(shape, width),
@@ -93,13 +96,31 @@ def kv_bytes(shape: ModelShape, width: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_size * width
 
 
+def adapter_params(shape: ModelShape, rank: int, targets: str | Sequence[str]) -> int:
+    """Parameters of LoRA adapters (``trainer.models.lora``) on layers of these names, or on all; 0 for rank 0. Experts
+    have none.
+    """
+    q, kv, hidden = shape.heads * shape.head_size, shape.kv_heads * shape.head_size, shape.hidden
+    attention = {"q_proj": hidden + q, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": q + hidden}
+    dense = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + shape.ffn)
+    mlps = shape.dense_layers if shape.experts else shape.layers
+    widths = {k: n * shape.layers for k, n in attention.items()} | {k: n * mlps for k, n in dense.items()}
+    return rank * sum(n for name, n in widths.items() if isinstance(targets, str) or name in targets)
+
+
 def checkpoint_bytes(
-    shape: ModelShape, *, precision: Literal["fp32", "bf16"], zero_stage: int, reference: bool = False
+    shape: ModelShape,
+    *,
+    precision: Literal["fp32", "bf16"],
+    zero_stage: int,
+    reference: bool = False,
+    adapters: int = 0,
 ) -> int:
     """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of all ranks.
 
-    ``reference``: and a reference that follows the policy.
+    ``reference``: and a reference that follows the policy. ``adapters``: parameters that are trained and saved in place
+    of the model's own (LoRA); 0: all are.
     """
     half = precision == "bf16"
     width = 2 if half else 4
-    return shape.params * (width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0))
+    return (adapters or shape.params) * (width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0))

@@ -115,8 +115,10 @@ def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -
         kv_tokens=held,
         param_offload=actor.param_offload,
         optimizer_offload=actor.optimizer_offload,
+        adapters=(adapters := memory.adapter_params(shape, model.lora_rank, model.target_modules)),
     )
-    yield "parameters", f"{shape.params / 1e6:,.1f} M"
+    trained = f" and {adapters / 1e6:,.1f} M of adapters, which are trained" if adapters else ""
+    yield "parameters", f"{shape.params / 1e6:,.1f} M{trained}"
     for name in ("weights", "gradients", "optimizer", "reference", "activations", "logits"):
         yield name, _gib(getattr(found, name))
     yield "peak of an update", _gib(found.training)
@@ -135,12 +137,13 @@ def _memory(config: Config, words: Words, derived: Derived, shape: ModelShape) -
 
 
 def _checkpoint(config: Config, words: Words, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    actor, model, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.model, config.trainer
     size = memory.checkpoint_bytes(
         shape,
         precision=planned(actor.mixed_precision),
         zero_stage=actor.zero_stage,
         reference=config.actor_rollout_ref.ref.ema_interval is not None,
+        adapters=memory.adapter_params(shape, model.lora_rank, model.target_modules),
     )
     seconds = size / (words.write_gb_s * 1e9)
     need = seconds * trainer.checkpoint.save_margin

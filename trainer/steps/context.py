@@ -25,6 +25,7 @@ from trainer.parallel.engine import Engine, EngineSettings
 from trainer.parallel.world import World
 from trainer.precision import resolve
 from trainer.rewards import Scorer, load_reward
+from trainer.steps.adapters import adapters_of
 from trainer.steps.generation import Generation
 from trainer.steps.objectives import Policy, Sft, Weighing
 from trainer.steps.probe import measure_budgets
@@ -54,6 +55,7 @@ class Context:
     loaded: LoadedModel
     engine: Engine
     reference: nn.Module | None
+    """What the KL is measured against: a copy of the first policy; of LoRA the policy itself, its adapters off."""
     train_data: Dataset
     val_examples: list[Example]
     loader: Loader
@@ -136,14 +138,17 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         dtype=dtype,
         device=world.device,
         gradient_checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
+        adapters=adapters_of(config),
     )
     train_data, val_data = _dataset(config, loaded, info, "train"), _dataset(config, loaded, info, "val")
     if train_data is None:
         raise AssertionError("make_dataset refuses a run without training data")
     loader = make_loader(config.data, train_data, split="train", local_ranks=info.local_world_size)
     has_truth = val_data is not None and (rl or val_data[0].ground_truth is not None)
-    needs_reference = rl and (actor.use_kl_loss or config.algorithm.use_kl_in_reward)
-    reference = copy.deepcopy(loaded.model).eval().requires_grad_(False) if needs_reference else None
+    reference: nn.Module | None = None
+    if rl and (actor.use_kl_loss or config.algorithm.use_kl_in_reward):
+        adapted = loaded.frozen is not None
+        reference = loaded.model if adapted else copy.deepcopy(loaded.model).eval().requires_grad_(False)
     settings = EngineSettings(
         zero_stage=actor.zero_stage,
         bf16=precision == "bf16",
@@ -203,7 +208,11 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         stowage=_stowage(config, engine, training=True),
         forward_stowage=_stowage(config, engine, training=False),
         ref_stowage=_ref_stowage(config, engine),
-        cost=CostModel.from_shape(loaded.shape, recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing),
+        cost=CostModel.from_shape(
+            loaded.shape,
+            recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing,
+            frozen=loaded.frozen is not None,
+        ),
         kl=make_kl_controller(ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon),
         scorer=scorer,
         timers=Timers(synchronize=_synchronizer(world.device), memory=lambda: memory_in_use(world.device)),
@@ -259,7 +268,8 @@ def _ref_stowage(config: Config, engine: Engine) -> Stowage:
         buckets=own.buckets,
         bucket_by=own.bucket_by,
         share_prompts=own.share_prompts and ref.log_prob_use_dynamic_bsz,
-        sync="step",
+        # A copy is whole on every rank; the policy without its adapters is sharded as the policy is.
+        sync=own.sync if config.actor_rollout_ref.model.lora_rank else "step",
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainer.batching import CostModel
 from trainer.data import Batch
+from trainer.models.lora import adapters_off
 from trainer.rewards import Score
 from trainer.rollout import Sample
 from trainer.steps.context import Context
@@ -39,10 +40,13 @@ class EarlyReference:
 
     @classmethod
     def of(cls, ctx: Context) -> EarlyReference | None:
-        """The one of this step; None where nothing is to be gained: no reference, or an engine in this process."""
+        """The one of this step; None where there is no reference, or an engine in this process, so that nothing is to
+        be gained, and where the reference's weights are sharded.
+        """
         rollout = ctx.config.actor_rollout_ref.rollout
         concurrent = rollout.name == "vllm_server" and rollout.streaming and not rollout.one_step_off
-        if ctx.reference is None or not concurrent or not ctx.ref_stowage.dynamic or ctx.rolling is None:
+        alone = ctx.ref_stowage.sync == "step"  # its weights are whole here: no rank waits for another
+        if ctx.reference is None or not (concurrent and alone) or not ctx.ref_stowage.dynamic or ctx.rolling is None:
             return None
         budget = ctx.ref_stowage.budget
         mine = int(budget if isinstance(budget, int) else budget[ctx.world.rank])
@@ -83,7 +87,8 @@ class EarlyReference:
         for indices in stow(batch, self._stowage, 1, self._cost).micro_batches[0]:
             chosen = torch.from_numpy(indices)
             micro = batch.select(chosen)
-            packed, stats = run_micro_batch(self._module, micro, self._stowage, temperature=self._temperature)
+            with adapters_off(self._module) as module:
+                packed, stats = run_micro_batch(module, micro, self._stowage, temperature=self._temperature)
             column[batch.token_index(chosen)[packed.targets]] = stats.log_probs.float().cpu()
         parts = torch.split(column, batch.lengths.tolist())
         for k, place in enumerate(places):

@@ -9,6 +9,7 @@ import torch
 from trainer.algorithms import compute_advantages, kl_estimate, learning_rate, sequence_index
 from trainer.batching import adaptive_clip
 from trainer.data import Batch, Example, to_sft_batch
+from trainer.models.lora import adapters_off
 from trainer.parallel.exchange import gather
 from trainer.steps.context import Context
 from trainer.steps.early import EarlyReference
@@ -53,8 +54,8 @@ def rl_batch(ctx: Context, step: int) -> tuple[Batch, dict[str, float]]:
     if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
         batch.drop("rollout_log_probs")
     if ctx.reference is not None and early is None:
-        with ctx.timers("ref"):
-            batch.columns["ref_log_probs"] = _log_probs(ctx, ctx.reference, batch, ctx.ref_stowage)
+        with ctx.timers("ref"), adapters_off(ctx.reference) as reference:
+            batch.columns["ref_log_probs"] = _log_probs(ctx, reference, batch, ctx.ref_stowage)
     with ctx.timers("adv"):
         metrics |= _advantages(ctx, batch)
     batch.drop("rewards", "finished", "versions")

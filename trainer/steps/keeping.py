@@ -23,7 +23,7 @@ from trainer.config.schema import Config
 from trainer.config.schema.trainer import Trainer, better
 from trainer.errors import DISK_FULL, Failure, UserError
 from trainer.launch import new_attempt
-from trainer.plan.memory import checkpoint_bytes
+from trainer.plan.memory import adapter_params, checkpoint_bytes
 from trainer.steps.context import Context
 from trainer.steps.reference import reference_state
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
@@ -71,6 +71,7 @@ class Keeper:
                 resume_mode=trainer.resume_mode,
                 resume_from_path=trainer.resume_from_path,
                 mirror=trainer.default_hdfs_dir,
+                frozen=ctx.loaded.frozen is None,
             ),
             rank=ctx.world.rank,
             world_size=ctx.world.size,
@@ -192,13 +193,14 @@ class Keeper:
         """Say at start when the last save of a preempted job would hardly fit into its grace time. Returns the seconds
         that a save is expected to last.
         """
-        trainer, world = self._ctx.config.trainer, self._ctx.world
+        trainer, world, model = self._ctx.config.trainer, self._ctx.world, self._ctx.config.actor_rollout_ref.model
         settings, local = self._ctx.engine.settings, self._ctx.info.local_world_size
         whole = checkpoint_bytes(
             self._ctx.loaded.shape,
             precision="bf16" if settings.bf16 else "fp32",
             zero_stage=settings.zero_stage,
             reference=bool(reference_state(self._ctx)),
+            adapters=adapter_params(self._ctx.loaded.shape, model.lora_rank, model.target_modules),
         )
         measured = newest(self._ctx.run_dir / METRICS_FILE, "ckpt/write_gbps")
         speed = ASSUMED_BYTES_PER_S if measured is None else measured * 1e9 * local

@@ -40,8 +40,7 @@ def measure_budgets(engine: Engine, stowage: Stowage, *, longest: int, vocabular
 
         probes.append((count * longest, peak_bytes(world.device, trial)))
     engine.discard()
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters() if p.requires_grad)
-    reserve = MOMENT_BYTES * parameters // (world.size if engine.settings.zero_stage else 1)
+    reserve = MOMENT_BYTES * engine.trained // (world.size if engine.settings.zero_stage else 1)
     free = free_bytes(world.device) // (1 if world.device.type == "cuda" else local_ranks) - reserve
     mine = measured_budget(probes, max(free, 0), longest=longest)
     return [int(budget) for budget in world.vector(mine)]

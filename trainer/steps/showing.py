@@ -71,6 +71,7 @@ class Show:
         actor = ctx.config.actor_rollout_ref.actor
         sizes = {
             "parameters": f"{ctx.loaded.shape.params / 1e6:.1f}M",
+            **({} if ctx.loaded.frozen is None else {"trained": f"{ctx.engine.trained / 1e6:.2f}M"}),
             "dp": ctx.world.size,
             "zero": actor.zero_stage,
             "dtype": "bf16" if ctx.engine.settings.bf16 else "fp32",
@@ -109,7 +110,8 @@ class Show:
                 batch.num_tokens,
                 seconds,
                 world.size,
-                flops=train_flops(shape.params, shape.layers, shape.hidden, lengths) * epochs,
+                flops=train_flops(shape.params, shape.layers, shape.hidden, lengths, trained=ctx.engine.trained)
+                * epochs,
                 peak=peak_flops(world.device),
                 update_s=ctx.timers.seconds("update_actor"),
             ),

@@ -1,8 +1,8 @@
 """What a checkpoint holds beside weights, optimizer and schedule: one line for each part of a run that has a state.
 
 Rollouts need no random state: their numbers come from (seed, step, prompt, sample) alone. Prompts that were begun and
-not finished are kept with the tokens they have. A reference that moves is saved
-as tensors beside the engine's (``trainer.steps.reference``).
+not finished are kept with the tokens they have. A reference that moves is saved as tensors beside the engine's
+(``trainer.steps.reference``). Of weights that are frozen (LoRA) there is a digest, in place of the weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from trainer.checkpoint.best import Best
 from trainer.checkpoint.parts import Parts
+from trainer.steps.adapters import adapters_state, require_same_base
 from trainer.steps.context import Context
 from trainer.tracking.wandb_run import Identity, keep_identity, stored_identity
 
@@ -29,6 +30,9 @@ def shared_parts(ctx: Context, best: Best, identity: RunIdentity) -> Parts:
     if (rolling := ctx.rolling) is not None:
         prompts = rolling.prompts
         parts.add("prompts", prompts.state_dict, lambda state: prompts.load_state_dict(state, ctx.train_data))
+    if ctx.loaded.frozen is not None:
+        ours = adapters_state(ctx.config, ctx.loaded)
+        parts.add("adapters", lambda: ours, lambda theirs: require_same_base(ours, theirs))
     parts.add("kl", ctx.kl.state_dict, ctx.kl.load_state_dict)
     parts.add("samples_seen", lambda: ctx.samples_seen, _setter(ctx, "samples_seen"))
     parts.add("productive_s", lambda: ctx.productive_s, _setter(ctx, "productive_s"))

@@ -35,13 +35,17 @@ def peak_flops(device: torch.device) -> float | None:
     return next((PEAK_BF16_FLOPS[k] for k in sorted(PEAK_BF16_FLOPS, key=len, reverse=True) if k in name), None)
 
 
-def train_flops(parameters: int, layers: int, hidden: int, lengths: Sequence[int]) -> float:
+def train_flops(
+    parameters: int, layers: int, hidden: int, lengths: Sequence[int], *, trained: int | None = None
+) -> float:
     """FLOPs of forward and backward over sequences of ``lengths`` tokens.
 
     6 N per token for the weights and, for causal attention, half of 12 L h s per token (PaLM, appendix B): a ragged
-    batch pays the sum of squares of its own lengths, no padding.
+    batch pays the sum of squares of its own lengths, no padding. 2 of the 6 are the gradient of the weight itself:
+    ``trained`` parameters have one (default: all).
     """
-    return float(6 * parameters * sum(lengths) + 6 * layers * hidden * sum(n * n for n in lengths))
+    own = parameters if trained is None else trained
+    return float((4 * parameters + 2 * own) * sum(lengths) + 6 * layers * hidden * sum(n * n for n in lengths))
 
 
 def throughput_metrics(

@@ -18,6 +18,12 @@ class Model(Section):
     """Run code that comes with the model. Only false is supported."""
     enable_gradient_checkpointing: bool
     """Recompute activations in backward: less memory, about a third more work."""
+    lora_rank: Whole
+    """Train adapters of this rank (LoRA, arXiv 2106.09685) and leave the model's own weights. 0: train all weights."""
+    lora_alpha: Positive
+    """An adapter adds lora_alpha / lora_rank times the product of its two matrices."""
+    target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)]
+    """Linear layers with an adapter, by name: [q_proj,v_proj]. ``all-linear``: all of them but the output head."""
 
 
 class Optim(Section):

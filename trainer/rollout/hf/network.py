@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from trainer.models.lora import adapter_of
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]) to [tokens, heads, head_dim]."""
 
@@ -58,13 +60,13 @@ class Network:
                 q, k = part.q_norm.forward(both[:, : self.heads]), part.k_norm.forward(both[:, self.heads :])
                 both = torch.cat([q, k], dim=1)
             both = _rotated(both, cos, sin)
-            v = linear(h, part.v_proj.weight, part.v_proj.bias).view(shape)
+            v = _projected(h, part.v_proj).view(shape)
             out = attend(number, both[:, : self.heads], both[:, self.heads :], v)
-            x = x + linear(out.reshape(len(ids), queries), part.o_proj.weight, part.o_proj.bias)
+            x = x + _projected(out.reshape(len(ids), queries), part.o_proj)
             h, mlp = layer.post_attention_layernorm.forward(x), layer.mlp
-            gate = mlp.act_fn(linear(h, mlp.gate_proj.weight, mlp.gate_proj.bias))
-            gate.mul_(linear(h, mlp.up_proj.weight, mlp.up_proj.bias))
-            x = x + linear(gate, mlp.down_proj.weight, mlp.down_proj.bias)
+            gate = mlp.act_fn(_projected(h, mlp.gate_proj))
+            gate.mul_(_projected(h, mlp.up_proj))
+            x = x + _projected(gate, mlp.down_proj)
         if wanted is not None:
             x = x[wanted]
         x, weight = base.norm.forward(x), self.head.weight
@@ -85,6 +87,19 @@ def _project(x: Tensor, projection: nn.Linear, out: Tensor) -> None:
         torch.mm(x, projection.weight.t(), out=out)
     else:
         torch.addmm(projection.bias, x, projection.weight.t(), out=out)
+    _adapt(x, projection, out)
+
+
+def _projected(x: Tensor, projection: nn.Linear) -> Tensor:
+    return _adapt(x, projection, linear(x, projection.weight, projection.bias))
+
+
+def _adapt(x: Tensor, projection: nn.Linear, out: Tensor) -> Tensor:
+    """``out``, what the layer's own weight made of ``x``, with what its adapter adds, if it has one."""
+    adapter = adapter_of(projection)
+    if adapter is not None:
+        out.addmm_(x @ adapter.down.t(), adapter.up.t(), alpha=adapter.scale)
+    return out
 
 
 def _signed(sin: Tensor) -> Tensor:
