@@ -96,7 +96,8 @@ def test_threads_are_the_cores_over_the_ranks_and_the_users_own_setting_wins() -
     assert process_settings({}, 2 * cores)["OMP_NUM_THREADS"] == "1"
     assert process_settings({}, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
     own = process_settings({"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}, 1)
-    assert "OMP_NUM_THREADS" not in own and "OMP_WAIT_POLICY" not in own
+    assert not {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(own)
+    assert process_settings({"OMP_WAIT_POLICY": "passive"}, 1)["GOMP_SPINCOUNT"] == "20000"
 
 
 def test_the_affinity_mask_counts() -> None:

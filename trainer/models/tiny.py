@@ -25,10 +25,10 @@ CHAT_TEMPLATE = (
 
 SHAPE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 384,
+    "hidden_size": 192,
+    "intermediate_size": 512,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
+    "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 8192,
