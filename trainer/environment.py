@@ -62,8 +62,8 @@ def process_settings(env: Mapping[str, str], local_world_size: int) -> dict[str,
     """What ``env`` lacks for one of ``local_world_size`` processes on this node. The user's own values win.
 
     OMP_WAIT_POLICY=PASSIVE because idle OpenMP threads that spin make a step ten times slower once another process
-    wants the core. GOMP_SPINCOUNT lets them spin for some 50 us all the same: to sleep between two operations of a small
-    model makes its step a tenth slower.
+    wants the core. GOMP_SPINCOUNT lets them spin for some 50 us all the same: a small model's step is a tenth slower
+    where they sleep between any two operations.
     """
     wanted = {
         "OMP_WAIT_POLICY": "PASSIVE",
