@@ -11,8 +11,8 @@ import statistics
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 
+from benchmarks.harness import timed
 from trainer.checkpoint.buffers import HostBuffer
 from trainer.checkpoint.commit import FileSpec
 from trainer.checkpoint.filling import Filled
@@ -84,15 +84,9 @@ def slowdown(step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int
     try:
         writing.write()
         for _ in range(rounds):
-            plain = statistics.median(_seconds(step) for _ in range(steps))
+            plain = statistics.median(timed(step) for _ in range(steps))
             with writing:
-                found.append(statistics.median(_seconds(step) for _ in range(steps)) / plain)
+                found.append(statistics.median(timed(step) for _ in range(steps)) / plain)
     finally:
         writing.close()
     return found
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    began = perf_counter()
-    step()
-    return perf_counter() - began

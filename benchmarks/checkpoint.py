@@ -41,7 +41,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.beside import slowdown
-from benchmarks.harness import Report, arguments
+from benchmarks.harness import Report, arguments, timed
 from benchmarks.savers import PEERS, DcpKeptProcess, Ours, Saver, quiet
 from trainer.parallel.engine import Engine, EngineSettings
 from trainer.parallel.world import World
@@ -104,12 +104,6 @@ class Times:
 
     def median(self, what: str, way: str) -> float:
         return statistics.median(self.all[what][way]) if self.all[what][way] else float("nan")
-
-
-def timed(action: Callable[[], Any]) -> float:
-    began = perf_counter()
-    action()
-    return perf_counter() - began
 
 
 def in_a_step(loop: Loop, saver: Saver, times: Times, number: int) -> None:

@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,13 @@ from rich.table import Table
 
 SHARED = Path(os.environ.get("PLIMSOLL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 """Folder of the test data; ``PLIMSOLL_SHARED`` overrides it."""
+
+
+def timed(what: Callable[[], object]) -> float:
+    """How long ``what`` takes."""
+    began = perf_counter()
+    what()
+    return perf_counter() - began
 
 
 class Report:

@@ -12,17 +12,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from benchmarks.generating import Case, Generate, hf, load, read_prompts, through_engine
-from benchmarks.harness import Report, arguments
+from benchmarks.harness import Report, arguments, timed
 from benchmarks.rollout import cases, take_turns, tokens_per_second
 from trainer.config import load as load_config
 from trainer.models import LoadedModel
@@ -54,12 +53,6 @@ def engine_of(name: str, loaded: LoadedModel, case: Case, longest: int, folder: 
     return engine
 
 
-def _seconds(what: Callable[[], object]) -> float:
-    began = perf_counter()
-    what()
-    return perf_counter() - began
-
-
 def middle(found: Sequence[float]) -> float:
     """Median of the rounds after the first."""
     return median(found[1:])
@@ -70,15 +63,15 @@ def memcpy(loaded: LoadedModel) -> float:
     sources = [p.detach() for p in loaded.model.parameters()]
     places = [torch.zeros_like(t) for t in sources]
     pairs = list(zip(places, sources, strict=True))
-    return middle([_seconds(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)])
+    return middle([timed(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)])
 
 
 def hand_over(engine: RolloutEngine, loaded: LoadedModel, generate: Generate) -> tuple[float, float]:
     """Seconds of ``update_weights``, and how many more the first token after it takes than the next one."""
     taken, used = [], []
     for number in range(ROUNDS):
-        taken.append(_seconds(lambda n=number: engine.update_weights(whole_weights(loaded.model, sharded=False), n)))
-        first, second = (_seconds(lambda n=number: generate(n, 1)) for _ in range(2))
+        taken.append(timed(lambda n=number: engine.update_weights(whole_weights(loaded.model, sharded=False), n)))
+        first, second = (timed(lambda n=number: generate(n, 1)) for _ in range(2))
         used.append(first - second)
     return middle(taken), middle(used)
 

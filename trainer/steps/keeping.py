@@ -23,7 +23,7 @@ from trainer.config.schema import Config
 from trainer.config.schema.trainer import Trainer, better
 from trainer.errors import DISK_FULL, Failure, UserError
 from trainer.launch import new_attempt
-from trainer.plan.memory import adapter_params, checkpoint_bytes
+from trainer.plan.memory import checkpoint_bytes
 from trainer.steps.context import Context
 from trainer.steps.reference import reference_state
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
@@ -193,14 +193,14 @@ class Keeper:
         """Say at start when the last save of a preempted job would hardly fit into its grace time. Returns the seconds
         that a save is expected to last.
         """
-        trainer, world, model = self._ctx.config.trainer, self._ctx.world, self._ctx.config.actor_rollout_ref.model
+        trainer, world = self._ctx.config.trainer, self._ctx.world
         settings, local = self._ctx.engine.settings, self._ctx.info.local_world_size
         whole = checkpoint_bytes(
             self._ctx.loaded.shape,
             precision="bf16" if settings.bf16 else "fp32",
             zero_stage=settings.zero_stage,
             reference=bool(reference_state(self._ctx)),
-            adapters=adapter_params(self._ctx.loaded.shape, model.lora_rank, model.target_modules),
+            adapters=0 if self._ctx.loaded.frozen is None else self._ctx.engine.trained,
         )
         measured = newest(self._ctx.run_dir / METRICS_FILE, "ckpt/write_gbps")
         speed = ASSUMED_BYTES_PER_S if measured is None else measured * 1e9 * local

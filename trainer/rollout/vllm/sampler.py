@@ -95,15 +95,16 @@ def draw(logits: Tensor, rows: Rows, drawn: npt.NDArray[np.integer[Any]]) -> tup
     """Token int64 [rows] and log-prob float32 [rows] of each row, which has ``drawn`` int [rows] tokens."""
     if len(rows) != len(logits):
         raise RuntimeError(f"{len(logits)} rows of logits for {len(rows)} requests")
-    u = torch.from_numpy(rows.numbers(drawn)).to(logits.device)
+    u = None
+    if not all(how.greedy for how, _ in rows.ways):
+        u = torch.from_numpy(rows.numbers(drawn)).to(logits.device)
     if len(rows.ways) == 1:
-        how = rows.ways[0][0]
-        return choose(logits, None if how.greedy else u, how)
+        return choose(logits, u, rows.ways[0][0])
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     log_probs = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
     for how, places in rows.ways:
         where = torch.tensor(places, device=logits.device)
-        tokens[where], log_probs[where] = choose(logits[where], None if how.greedy else u[where], how)
+        tokens[where], log_probs[where] = choose(logits[where], None if u is None or how.greedy else u[where], how)
     return tokens, log_probs
 
 

@@ -24,6 +24,7 @@ class Extension:
 
     def plimsoll_prepare(self) -> None:
         """From now on tokens are drawn as the hf engine draws them."""
+        self._plimsoll_reader = Reader()
         sampler.install(self.model_runner)
         ahead.install(self.model_runner)
         model = self.model_runner.get_model()
@@ -45,6 +46,4 @@ class Extension:
 
     def plimsoll_load_shared(self, path: str, table: str) -> None:
         """The same from the memory that the trainer shares, and changes only to bring the next ones."""
-        if not hasattr(self, "_shared"):
-            self._shared = Reader()
-        self.plimsoll_load(self._shared.read(path, table), lasting=True)
+        self.plimsoll_load(self._plimsoll_reader.read(path, table), lasting=True)
