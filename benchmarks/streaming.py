@@ -52,7 +52,7 @@ def settings(folder: Path, quick: bool) -> dict[str, Any]:
         "actor_rollout_ref": {
             "model": {"path": "builtin:tiny"},
             "actor": {"ppo_mini_batch_size": prompts, "ppo_max_token_len_per_gpu": 4096},
-            "rollout": {"n": 8, "max_num_seqs": 64},
+            "rollout": {"n": 8, "max_num_seqs": prompts * 2},  # waves: answers of equal length end together
         },
         "trainer": {"default_local_dir": str(folder), "test_freq": -1, "total_training_steps": 10_000, "device": "cpu"},
         "custom_reward_function": {"path": str(folder / "reward.py")},
