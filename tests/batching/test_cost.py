@@ -75,6 +75,24 @@ def test_calibration_never_turns_negative_and_waits_for_data() -> None:
     assert min(found.cost.linear, found.cost.quadratic, found.cost.overhead) >= 0
 
 
+def test_calibration_claims_only_what_the_sizes_can_tell() -> None:
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(1000, 1025, 400)  # full micro-batches
+    alike = calibrate(tokens, 30.0 * tokens, 5e-5 * tokens * rng.normal(1.0, 0.05, 400))
+    assert alike is not None
+    assert alike.cost.quadratic == 0
+    assert alike.cost.overhead == 0
+    assert alike.cost.linear == pytest.approx(5e-5, rel=0.02)
+    tokens = rng.integers(20, 2000, 400)  # sequences of one length: their squares grow with their number
+    one_length = calibrate(tokens, 30.0 * tokens, (1e-4 * tokens + 0.02) * rng.normal(1.0, 0.05, 400))
+    assert one_length is not None
+    assert one_length.cost.quadratic == 0
+    assert one_length.cost.overhead == pytest.approx(0.02, rel=0.1)
+    flat = calibrate(tokens, tokens**2, 0.02 * rng.normal(1.0, 0.05, 400))
+    assert flat is not None
+    assert (flat.cost.linear, flat.cost.quadratic) == (0, 0)
+
+
 def test_squares_of_a_plan_count_attention_once_per_shared_prompt() -> None:
     made = plan([5, 6], 100, 1, groups=[0, 0], prompt_lengths=[3, 3], share_prompts=True)
     assert made.squares() == [[pytest.approx(9 + (25 - 9) + (36 - 9))]]

@@ -51,6 +51,14 @@ def test_stalls_leave_the_cost_curve_readable() -> None:
     assert axes[1].get_title(loc="left") == "Attention is not seen yet"
 
 
+def test_a_time_without_a_slope_is_said_to_have_none() -> None:
+    axes = Figure().subplots(1, 2)
+    samples = np.array([[100.0, 1e4, 0.02], [200.0, 4e4, 0.02], [300.0, 9e4, 0.02]])
+    visualizer.draw_cost(axes, Calibration(CostModel(0.0, 0.0, 0.02), 0.01, 3), samples, 300)
+    assert axes[1].get_title(loc="left") == "All overhead: no length is seen to matter"
+    assert not axes[1].get_yticks().size
+
+
 def test_one_step_has_whole_steps_on_its_axis() -> None:
     axes = Figure().add_subplot()
     visualizer.draw_efficiency(axes, [7], [0.5], [0.6])

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.batching.cost import CostModel, Floats
+
+EVIDENCE = 10.0
+"""What a further coefficient has to lower the information criterion by: very strong evidence (Kass, Raftery 1995)."""
+CANDIDATES = [([0], 0.0), ([2], EVIDENCE / 2), ([0, 2], EVIDENCE), ([0, 1], EVIDENCE), ([0, 1, 2], 2 * EVIDENCE)]
+"""Free coefficients, of tokens, squares and overhead, and their price."""
+NOISE = 1e-4
+"""Relative: no clock of a micro-batch is better, and what is explained so far is explained."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Cali
 
     One entry per measured micro-batch: tokens held, sum of squared lengths (:meth:`Plan.squares`), seconds. Errors are
     relative, and Huber's weights (k = 1.345 robust deviations; Huber 1964) keep a stalled micro-batch from bending
-    the curve. None until three micro-batches of two different sizes are known.
+    the curve. A coefficient is only taken in where it explains clearly more: micro-batches of one size can't tell
+    attention, or overhead, from what grows with the tokens. None until three micro-batches of two different sizes are
+    known.
     """
     t, q, s = (np.asarray(x, np.float64).reshape(-1) for x in (tokens, squares, seconds))
     known = (t > 0) & (s > 0) & np.isfinite(s)
@@ -53,7 +61,7 @@ def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Cali
     weights = np.ones_like(s)
     fit = np.zeros(3)
     for _ in range(20):
-        new = _non_negative(features, weights)
+        new = _simplest(features, weights)
         off = np.abs(features @ new - 1.0)
         spread = 1.4826 * float(np.median(off))
         done = bool(np.allclose(new, fit, rtol=1e-6, atol=0.0))
@@ -66,21 +74,23 @@ def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Cali
     return Calibration(CostModel(linear, quadratic, overhead, "seconds"), error, int(s.size))
 
 
-def _non_negative(features: Floats, weights: Floats) -> Floats:
-    """Weighted least squares of ``features @ x = 1`` over x >= 0: the best of the 7 sets of free coefficients."""
+def _simplest(features: Floats, weights: Floats) -> Floats:
+    """Weighted least squares of ``features @ x = 1`` over x >= 0, with the free coefficients of the lowest Bayesian
+    information criterion (Schwarz 1978).
+    """
     root = np.sqrt(weights)
     best, lowest = np.zeros(3), np.inf
-    for size in (1, 2, 3):
-        for free in combinations(range(3), size):
-            part = features[:, free] * root[:, None]
-            x = np.linalg.lstsq(part, root, rcond=None)[0]
-            if (x < 0).any():
-                continue
-            loss = float(((part @ x - root) ** 2).sum())
-            if loss < lowest * (1.0 - 1e-9):
-                lowest = loss
-                best = np.zeros(3)
-                best[list(free)] = x
+    for free, price in CANDIDATES:
+        part = features[:, free] * root[:, None]
+        x, _, rank, _ = np.linalg.lstsq(part, root, rcond=None)
+        if (x < 0).any() or rank < len(free):
+            continue
+        mean_square = float(((part @ x - root) ** 2).mean())
+        criterion = len(root) * float(np.log(mean_square + NOISE**2)) + price
+        if criterion < lowest:
+            lowest = criterion
+            best = np.zeros(3)
+            best[free] = x
     return best
 
 

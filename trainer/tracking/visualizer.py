@@ -238,19 +238,27 @@ def draw_cost(
     title = f"Cost model off by {calibration.error:.1%} (median)"
     _plain(left, title, "predicted time of a micro-batch, ms", "measured time, ms")
 
+    _curve(right, cost, longest)
+
+
+def _curve(ax: Any, cost: CostModel, longest: int) -> None:
+    """The predicted time of one sequence by its length."""
     length = np.linspace(0, longest, 200)
     linear, square = cost.linear * length * 1e3, cost.quadratic * length**2 * 1e3
-    right.stackplot(
-        length, linear, square, labels=["grows with the length", "attention: grows with its square"], alpha=0.6
-    )
+    most = float((linear + square)[-1])
+    if most > 0:
+        names = ["grows with the length", "attention: grows with its square"]
+        ax.stackplot(length, linear, square, labels=names, alpha=0.6)
+        ax.set_ylim(0, most * 1.25)
     if 0 < cost.ratio <= longest:
-        right.axvline(
-            cost.ratio, color="black", linestyle=":", linewidth=1.2, label=f"equal at {cost.ratio:,.0f} tokens"
-        )
-    right.set_xlim(0, longest)
-    right.set_ylim(0, max(float((linear + square)[-1]), 1e-12) * 1.25)
-    _counts(right.xaxis)
-    right.legend(frameon=False, fontsize=8, loc="upper left")
-    share = float(square[-1] / max(1e-12, (linear + square)[-1]))
-    title = f"Attention: {share:.0%} of the longest's cost" if cost.quadratic else "Attention is not seen yet"
-    _plain(right, title, "length of a sequence, tokens", "predicted time of one sequence, ms")
+        ax.axvline(cost.ratio, color="black", linestyle=":", linewidth=1.2, label=f"equal at {cost.ratio:,.0f} tokens")
+    ax.set_xlim(0, longest)
+    _counts(ax.xaxis)
+    if most > 0:
+        ax.legend(frameon=False, fontsize=8, loc="upper left")
+        title = f"Attention: {float(square[-1]) / most:.0%} of the longest's cost"
+    else:
+        ax.set_yticks([])
+    if not cost.quadratic:
+        title = "Attention is not seen yet" if most else "All overhead: no length is seen to matter"
+    _plain(ax, title, "length of a sequence, tokens", "predicted time of one sequence, ms")
