@@ -59,7 +59,11 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
         metrics |= learnt | show.step_metrics(step, batch, updates) | keeper.metrics()
         last = step == ctx.total_steps
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-            metrics |= show.validation(step)
+            try:
+                metrics |= show.validation(step)
+            except EngineFailed as error:
+                show.log(step, metrics)
+                raise keeper.lost(step, error, sync=show.tracker.sync) from error
         show.log(step, metrics)
         stop = keeper.stop_requested(signals.requested())
         keeper.after_step(step, metrics, last=last, stop=stop, sync=show.tracker.sync)

@@ -145,6 +145,30 @@ def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:
     assert first + run(rolling, engine, first=2) == whole
 
 
+def to_validate(rolling: Rolling, *, elsewhere: int) -> Any:
+    """What a validation needs; ``elsewhere``: whether another rank has lost its engine."""
+    world = SimpleNamespace(rank=0, size=1, sum=dict, any=lambda flag: max(int(flag), elsewhere))
+    trainer, data = SimpleNamespace(log_val_generations=0), SimpleNamespace(val_batch_size=2)
+    return SimpleNamespace(
+        config=SimpleNamespace(data=data, trainer=trainer), rolling=rolling, val_sampler=rolling.sampler,
+        synced=rolling._synced, val_examples=[DATA[i] for i in range(30, 35)], world=world, timers=Timers(),
+        tokenizer=None,
+    )  # fmt: skip
+
+
+def test_an_engine_lost_in_a_validation_is_lost_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rolling, _, rollout = make_rolling(copied=True)
+    with pytest.raises(EngineFailed, match="another rank"):
+        validate(to_validate(rolling, elsewhere=1), 1)
+
+    def gone(*_: object, **__: object) -> None:
+        raise EngineFailed("3 restarts in a row")
+
+    monkeypatch.setattr(rollout, "generate", gone)
+    with pytest.raises(EngineFailed, match="3 restarts in a row"):
+        validate(to_validate(rolling, elsewhere=0), 1)
+
+
 def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine serves both: it takes no weights while a generation is under way."""
     rolling, _, rollout = make_rolling(copied=True, staleness=1, one_step_off=True)
@@ -168,14 +192,7 @@ def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPa
     rolling._ahead = rolling._begin(2, 0, Timers())
     assert under_way.wait(30)
     threading.Timer(0.2, gate.set).start()
-    world = SimpleNamespace(rank=0, size=1, sum=dict)
-    trainer, data = SimpleNamespace(log_val_generations=0), SimpleNamespace(val_batch_size=2)
-    ctx = SimpleNamespace(
-        config=SimpleNamespace(data=data, trainer=trainer), rolling=rolling, val_sampler=rolling.sampler,
-        synced=rolling._synced, val_examples=[DATA[i] for i in range(30, 35)], world=world, timers=Timers(),
-        tokenizer=None,
-    )  # fmt: skip
-    metrics, _ = validate(ctx, 1)  # type: ignore[arg-type]
+    metrics, _ = validate(to_validate(rolling, elsewhere=0), 1)
     assert metrics["val/samples"] == 5 * rolling.sampler.n and rollout.version == 1
     monkeypatch.setattr(rollout, "generate", generate)
     asks, rollouts = rolling.collect(2, 1, Timers(), last=True)

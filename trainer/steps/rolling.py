@@ -10,7 +10,7 @@ from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Sample
 from trainer.steps.prompts import Ask, Prompts, unfinished
 from trainer.steps.sampler import Rollouts, Sampler, shares
-from trainer.steps.synced import Synced
+from trainer.steps.synced import Synced, same_on_all
 from trainer.steps.unfinished import share_samples
 from trainer.tracking import Timers
 
@@ -103,9 +103,11 @@ class Rolling:
         error = drawn.rollouts.exception()
         if error is not None and not isinstance(error, EngineFailed):
             raise error
-        if self._world.any(error is not None):
+        try:
+            same_on_all(self._world, error)
+        except EngineFailed:
             self.prompts.give_back(drawn.asks)
-            raise error or EngineFailed("the rollout engine of another rank is lost")
+            raise
         return drawn.rollouts.result()
 
     def _share(self, asks: Sequence[Ask]) -> dict[int, Ask]:

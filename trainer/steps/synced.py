@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from trainer.parallel.engine import Engine
 from trainer.parallel.weights import whole_weights
-from trainer.rollout import RolloutEngine
+from trainer.parallel.world import World
+from trainer.rollout import EngineFailed, RolloutEngine
 from trainer.tracking import Timers
 
 
@@ -52,3 +53,9 @@ class Synced:
     def close(self) -> None:
         """End the engine."""
         self.rollout.close()
+
+
+def same_on_all(world: World, error: EngineFailed | None) -> None:
+    """Raise on every rank when one of them has lost its engine; all ranks call it with what they know."""
+    if world.any(error is not None):
+        raise error or EngineFailed("the rollout engine of another rank is lost")

@@ -8,9 +8,11 @@ from typing import Any
 
 from trainer.data import Example
 from trainer.parallel.world import World
+from trainer.rollout import EngineFailed
 from trainer.steps.context import Context
 from trainer.steps.prompts import Ask
-from trainer.steps.sampler import Rollouts
+from trainer.steps.sampler import Rollouts, Sampler
+from trainer.steps.synced import same_on_all
 
 VALIDATION_METRICS = (
     "val/reward",
@@ -25,26 +27,35 @@ VALIDATION_METRICS = (
 def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
     """Metrics of the validation set, the same on every rank, and some generations as this rank read them.
 
-    Nothing without validation data, or when nobody can judge the answers.
+    Nothing without validation data, or when nobody can judge the answers. Raises EngineFailed on all ranks when one
+    rank's engine is lost.
     """
     if ctx.val_sampler is None or ctx.synced is None or not ctx.val_examples:
         return {}, []
     if ctx.rolling is not None:
         ctx.rolling.settle()  # one engine: what is drawn ahead comes first, and by its own weights
     # Every validation draws the same random numbers: what differs between two of them is the policy.
-    rollouts, world = Rollouts(), ctx.world
-    size = ctx.config.data.val_batch_size or len(ctx.val_examples)
-    with ctx.synced.ready(step, ctx.timers, prefix="val_"):
-        for first in range(0, len(ctx.val_examples), size):
-            numbers = range(first + world.rank, min(first + size, len(ctx.val_examples)), world.size)
-            asks = {i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}
-            part = ctx.val_sampler.roll_out(asks, ctx.timers)
-            rollouts.prompts.extend(part.prompts)
-            rollouts.samples.extend(part.samples)
-            rollouts.scores.extend(part.scores)
-            rollouts.texts.extend(part.texts)
+    rollouts, lost = Rollouts(), None
+    try:
+        with ctx.synced.ready(step, ctx.timers, prefix="val_"):
+            _draw(ctx, ctx.val_sampler, rollouts)
+    except EngineFailed as error:
+        lost = error
+    same_on_all(ctx.world, lost)
     most = ctx.config.trainer.log_val_generations
     return validation_metrics(rollouts, ctx.world), generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
+
+
+def _draw(ctx: Context, sampler: Sampler, rollouts: Rollouts) -> None:
+    """This rank's share of the responses, batch by batch."""
+    size = ctx.config.data.val_batch_size or len(ctx.val_examples)
+    for first in range(0, len(ctx.val_examples), size):
+        numbers = range(first + ctx.world.rank, min(first + size, len(ctx.val_examples)), ctx.world.size)
+        part = sampler.roll_out({i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}, ctx.timers)
+        rollouts.prompts.extend(part.prompts)
+        rollouts.samples.extend(part.samples)
+        rollouts.scores.extend(part.scores)
+        rollouts.texts.extend(part.texts)
 
 
 def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:

@@ -1,0 +1,75 @@
+"""What the loop does when the generation engine is lost; tests/system loses a real one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer import loop
+from trainer.errors import Failure
+from trainer.rollout import EngineFailed
+from trainer.tracking import Timers
+
+
+class Parts:
+    """Context, keeper and show in one: they note what is asked of them."""
+
+    total_steps, step, is_rl, samples_seen = 4, 0, True, 0
+    timers = Timers()
+
+    def __init__(self, lost_in: str, at: int) -> None:
+        trainer = SimpleNamespace(val_before_train=False, val_only=False, test_freq=2)
+        self.config = SimpleNamespace(trainer=trainer)
+        self.engine = SimpleNamespace(keep_private=lambda: None)
+        self.loader = SimpleNamespace(start=lambda: None)
+        self.tracker = SimpleNamespace(sync=lambda: None)
+        self.lost_in, self.at = lost_in, at
+        self.logged: list[int] = []
+        self.saved: int | None = None
+
+    def may_fail(self, where: str, step: int) -> None:
+        if (where, step) == (self.lost_in, self.at):
+            raise EngineFailed("gone")
+
+    def validation(self, step: int) -> dict[str, float]:
+        self.may_fail("validation", step)
+        return {"val/reward": 0.5}
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.logged.append(step)
+
+    def lost(self, step: int, why: Failure, *, sync: Any) -> Failure:
+        self.saved = step
+        return Failure(f"{why}. Step {step} is saved")
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def step_metrics(self, *_: object) -> dict[str, float]:
+        return {}
+
+    def stop_requested(self, _: object) -> None:
+        return None
+
+    def after_step(self, *_: object, **__: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("where", "at", "saved", "logged"), [("rollout", 3, 2, [1, 2]), ("validation", 2, 2, [1, 2])])
+def test_the_last_whole_step_is_saved(
+    monkeypatch: pytest.MonkeyPatch, where: str, at: int, saved: int, logged: list[int]
+) -> None:
+    parts: Any = Parts(where, at)
+
+    def rl_batch(ctx: Parts, step: int) -> tuple[list[int], dict[str, float]]:
+        ctx.may_fail("rollout", step)
+        return [1], {}
+
+    monkeypatch.setattr(loop, "endless", lambda loader: loader)
+    monkeypatch.setattr(loop, "rl_batch", rl_batch)
+    monkeypatch.setattr(loop, "update_policy", lambda ctx, batch, step: ([], {}))
+    with pytest.raises(Failure, match=f"gone. Step {saved} is saved"):
+        loop.run(parts, parts, parts)
+    assert (parts.saved, parts.logged) == (saved, logged)
