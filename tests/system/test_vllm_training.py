@@ -74,7 +74,8 @@ def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
 
 def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(run, *SERVER, "trainer.total_training_steps=400", "actor_rollout_ref.rollout.max_restarts=0")
+    arguments = [*(key for key in SERVER if not key.startswith("trainer.test_freq")), "trainer.test_freq=1"]
+    process = start(run, *arguments, "trainer.total_training_steps=400", "actor_rollout_ref.rollout.max_restarts=0")
     wait_for_steps(process, run, 2)
     for pid in server_pids(process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -82,7 +83,7 @@ def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path:
     assert code == 1 and "Traceback" not in screen, screen
     last = rows(run)[-1]["training/global_step"]
     assert f"Step {last} is saved; the same command goes on" in screen
-    more = [*SERVER, f"trainer.total_training_steps={last + 1}"]
+    more = [*arguments, f"trainer.total_training_steps={last + 1}"]
     assert f"(step {last})" in finish(run, *more)
 
 
