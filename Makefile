@@ -51,7 +51,9 @@ lint: setup ## ruff and mypy --strict
 	mypy
 
 bench: setup vllm ## all benchmarks, one after another
-	set -e; for name in planner update rollout checkpoint train; do python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+	@short=""; for name in planner update rollout checkpoint train; do \
+	  python -m benchmarks.$$name --json benchmarks/results/$$name.json || short="$$short $$name"; done; \
+	test -z "$$short" || { echo "fell short of a bar, or failed:$$short" >&2; exit 1; }
 
 cluster: system ## a real four-node Slurm on this machine
 	slurm/dev/up.sh
