@@ -22,6 +22,7 @@ from jobs.plan import Plan, make_plan
 from jobs.preflight import problems_of
 from jobs.slurm import Slurm
 from jobs.submit import Submission, scripts, submit, test_only
+from trainer import rollout_nodes
 from trainer.config import keys  # noqa: F401  (registers the resolver that conf/ uses)
 from trainer.errors import EXIT_USER, UserError, nearest
 
@@ -120,6 +121,8 @@ def launch_here(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Pa
     options = LocalOptions(**given)
     check_common(options)
     plan = _planned(points, options, sweep_dir, None, len(points))
+    for job in plan.jobs:
+        rollout_nodes.require(job.checked)
     sweep = options.sweep or sweep_dir.name
     _say(report.plan_text(plan, options.timeout_min, sweep))
     return (

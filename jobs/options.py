@@ -77,7 +77,7 @@ class SlurmOptions(Common):
     cpus_per_task: int | None = None
     mem_gb: float | None = None
     nodes: int | None = None
-    """Derived from trainer.nnodes; a different value here is an error."""
+    """Derived from trainer.nnodes and actor_rollout_ref.rollout.nnodes; a different value here is an error."""
     gpus_per_node: int | None = None
     """Derived from trainer.n_gpus_per_node; a different value here is an error."""
     tasks_per_node: int | None = None

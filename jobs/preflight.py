@@ -61,7 +61,8 @@ def _site_problems(shape: Shape, options: SlurmOptions, slurm: Slurm, partitions
 def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:
     """Sizes given a second time under ``hydra.launcher`` must agree with the config's own."""
     own = {"nodes": shape.nodes, "tasks_per_node": shape.ranks_per_node, "gpus_per_node": shape.gpus_per_node}
-    key = {"nodes": "trainer.nnodes", "tasks_per_node": "trainer.n_gpus_per_node"}
+    both = "trainer.nnodes + actor_rollout_ref.rollout.nnodes"
+    key = {"nodes": both if shape.rollout_nodes else "trainer.nnodes", "tasks_per_node": "trainer.n_gpus_per_node"}
     return [
         f"hydra.launcher.{name}={getattr(options, name)} contradicts "
         f"{key.get(name, 'trainer.n_gpus_per_node')}={value}; leave it out: it follows from each job's config."

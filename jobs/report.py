@@ -21,7 +21,8 @@ def plan_text(plan: Plan, timeout_min: int, sweep: str) -> str:
     for batch in plan.batches:
         shape = batch.shape
         what = f"{shape.gpus_per_node} GPU(s)" if shape.gpus_per_node else f"{shape.ranks_per_node} rank(s) on CPUs"
-        lines.append(f"  {batch.name}: {len(batch.jobs)} job(s), each {shape.nodes} node(s) x {what}")
+        aside = f", {shape.rollout_nodes} of them for vLLM servers only" if shape.rollout_nodes else ""
+        lines.append(f"  {batch.name}: {len(batch.jobs)} job(s), each {shape.nodes} node(s) x {what}{aside}")
         lines += [
             f"    {job.index}: {' '.join(map(plain, varying[job.index]))}{'  (goes on)' if job.again else ''}".rstrip()
             for job in batch.jobs

@@ -10,6 +10,7 @@ from typing import Any
 from jobs.options import SlurmOptions
 from jobs.runtime import Place, interpreter, srun_flags
 from jobs.shape import Shape
+from trainer.environment import ROLLOUT_NODES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ def _setup(
         task = " ".join(["srun --overlap --nodes=1 --ntasks=1", *flags, task])
     lines = [f"FOLDER={shlex.quote(str(place.folder))}"]
     lines += [f"PYTHON={shlex.quote(python)}"]
+    lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines += [*shape.cluster.setup, *(options.setup or [])]
     lines += [

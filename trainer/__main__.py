@@ -20,10 +20,11 @@ def main() -> int:
 
 def run_one(settings: Any) -> int:
     """One run: settings as Hydra composed them."""
-    from trainer import launch
+    from trainer import launch, rollout_nodes
     from trainer.config import freeze, load, run_dir_of
 
     config = load(settings)
+    rollout_nodes.require(config)
     run_dir = run_dir_of(config)
     freeze(config, run_dir)
     return launch.run(config, run_dir, ranks=config.trainer.n_gpus_per_node)

@@ -20,6 +20,10 @@ SLURM_SWITCH = "PLIMSOLL_SLURM"
 """The payload sets this to 1 under srun. SLURM_* alone may come from an interactive allocation and mean nothing."""
 TERMINAL = "PLIMSOLL_TERMINAL"
 """1 when rank 0's output ends on a terminal, though it passes through the launcher's pipe."""
+ROLLOUT_NODES = "PLIMSOLL_ROLLOUT_NODES"
+"""How many of a job's nodes, its last ones, hold vLLM servers and no rank; the batch script sets it."""
+ATTEMPT = "PLIMSOLL_ATTEMPT"
+"""The attempt's number, set by whatever starts the ranks."""
 PARENT_FD = "PLIMSOLL_PARENT_FD"
 """A pipe whose other end only the launcher holds: it reads end-of-file when the launcher is gone."""
 
@@ -34,6 +38,18 @@ class RankInfo:
     local_world_size: int
     master_addr: str
     master_port: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutTask:
+    """Where a process stands that is no rank: on a node that only holds vLLM servers."""
+
+    node: int
+    """Of these nodes, from 0."""
+    local_id: int
+    tasks: int
+    """Processes of the job on this node."""
+    master_addr: str
 
 
 def available_cores() -> int:
@@ -149,20 +165,69 @@ def _from_launcher(env: Mapping[str, str]) -> RankInfo:
     )
 
 
-def _from_slurm(env: Mapping[str, str]) -> RankInfo:
-    source = f"{SLURM_SWITCH}=1 wants a process started by srun; unset {SLURM_SWITCH} to run without Slurm"
-    world = _number(env, "SLURM_NTASKS", source)
-    node = _number(env, "SLURM_NODEID", source) if "SLURM_NODEID" in env else 0
-    per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(world))
-    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-    return RankInfo(
-        rank=_number(env, "SLURM_PROCID", source),
-        world_size=world,
-        local_rank=_number(env, "SLURM_LOCALID", source),
-        local_world_size=per_node[node] if node < len(per_node) else per_node[-1],
-        master_addr=env.get("MASTER_ADDR") or first_host(hosts),
-        master_port=_number(env, "MASTER_PORT", source) if "MASTER_PORT" in env else None,
+def rollout_task(env: Mapping[str, str] | None = None) -> RolloutTask | None:
+    """This process's place on a node that only holds servers; None for a rank.
+
+    Raises :class:`UserError` as :func:`rank_from_environment` does.
+    """
+    env = os.environ if env is None else env
+    if "RANK" in env or "WORLD_SIZE" in env or (aside := rollout_nodes(env)) == 0:
+        return None
+    node, per_node = _slurm_nodes(env)
+    first = len(per_node) - aside
+    if first < 1:
+        raise UserError(f"{ROLLOUT_NODES}={aside} leaves none of the job's {len(per_node)} node(s) to train on.")
+    if node < first:
+        return None
+    return RolloutTask(
+        node=node - first,
+        local_id=_number(env, "SLURM_LOCALID", _SRUN),
+        tasks=per_node[node],
+        master_addr=_slurm_master(env),
     )
+
+
+def rollout_nodes(env: Mapping[str, str] | None = None) -> int:
+    """How many nodes of this job hold servers only; 0 without Slurm."""
+    env = os.environ if env is None else env
+    return _number(env, ROLLOUT_NODES, _SRUN) if env.get(SLURM_SWITCH) == "1" and ROLLOUT_NODES in env else 0
+
+
+def attempt_name(env: Mapping[str, str] | None = None) -> str | None:
+    """A name that no other attempt of the run has; None where nothing has numbered this one."""
+    env = os.environ if env is None else env
+    if ATTEMPT not in env and "SLURM_JOB_ID" not in env:
+        return None
+    of_job = [env[k] for k in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID") if k in env]
+    return "-".join([f"attempt_{env.get(ATTEMPT, 0)}", *of_job])
+
+
+_SRUN = f"{SLURM_SWITCH}=1 wants a process started by srun; unset {SLURM_SWITCH} to run without Slurm"
+
+
+def _from_slurm(env: Mapping[str, str]) -> RankInfo:
+    node, per_node = _slurm_nodes(env)
+    aside = per_node[len(per_node) - rollout_nodes(env) :]
+    return RankInfo(
+        rank=_number(env, "SLURM_PROCID", _SRUN),
+        world_size=_number(env, "SLURM_NTASKS", _SRUN) - sum(aside),
+        local_rank=_number(env, "SLURM_LOCALID", _SRUN),
+        local_world_size=per_node[node] if node < len(per_node) else per_node[-1],
+        master_addr=_slurm_master(env),
+        master_port=_number(env, "MASTER_PORT", _SRUN) if "MASTER_PORT" in env else None,
+    )
+
+
+def _slurm_nodes(env: Mapping[str, str]) -> tuple[int, list[int]]:
+    """This node's number, and the tasks of every node."""
+    node = _number(env, "SLURM_NODEID", _SRUN) if "SLURM_NODEID" in env else 0
+    tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE")
+    return node, tasks_per_node(tasks or str(_number(env, "SLURM_NTASKS", _SRUN)))
+
+
+def _slurm_master(env: Mapping[str, str]) -> str:
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    return env.get("MASTER_ADDR") or first_host(hosts)
 
 
 def _number(env: Mapping[str, str], key: str, source: str) -> int:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import environment, quiet, signals
+from trainer import environment, quiet, rollout_nodes, signals
 from trainer.errors import EXIT_USER
 
 
@@ -16,15 +16,19 @@ def main(run_dir: Path) -> int:
     """Run this process's rank of ``run_dir``; the exit code of the rank (0, 2, 85 or 1 for a crash)."""
     signals.install()
     try:
+        if (task := environment.rollout_task()) is not None:
+            return rollout_nodes.run_task(run_dir, task)
         info = environment.rank_from_environment()
         environment.prepare(info.local_world_size)
         from trainer.config import load_frozen
 
         config = load_frozen(run_dir)
+        rollout_nodes.require(config)
         quiet.before_imports(config.trainer.device)
         from trainer.loop import train  # torch from here on: the environment above had to come first
 
-        return train(config, run_dir, info)
+        with rollout_nodes.held(config, run_dir, info):
+            return train(config, run_dir, info)
     except Exception as error:
         from trainer.launch import report_error
 

@@ -30,6 +30,12 @@ from trainer.plan.model import shape_of as model_shape_of
         ({}, {"resubmit": "fail"}, "did you mean 'failed'"),
         ({}, {"gpus_per_node": 2}, "contradicts trainer.n_gpus_per_node=1"),
         ({}, {"nodes": 2}, "contradicts trainer.nnodes=1"),
+        (
+            {"actor_rollout_ref__rollout__name": "vllm_server", "actor_rollout_ref__rollout__nnodes": 2},
+            {"nodes": 1},
+            "contradicts trainer.nnodes + actor_rollout_ref.rollout.nnodes=3",
+        ),
+        ({"actor_rollout_ref__rollout__nnodes": 2}, {}, "rollout.nnodes=2 is for an engine with processes of its own"),
         ({"container": {"runtime": "apptainer", "image": "/no.sif"}}, {}, "/no.sif does not exist; build it with"),
         ({"cluster": {"local_folders": ["/tmp"]}}, {}, "shared file system"),
         ({"trainer__total_training_steps": -4}, {}, "total_training_steps=-4"),

@@ -23,7 +23,7 @@ OPTIONS = SlurmOptions(timeout_min=90, signal_delay_s=180, array_parallelism=3)
 SHAPES = {
     "cpu": Shape(nodes=1, ranks_per_node=2, gpus_per_node=0, cluster=Cluster(partition="low"), container=Container()),
     "gres-apptainer": Shape(
-        nodes=2, ranks_per_node=8, gpus_per_node=8,
+        nodes=3, rollout_nodes=1, ranks_per_node=8, gpus_per_node=8,
         cluster=Cluster(partition="gpu", account="a1", qos="normal", gpu_type="h100", cpus_per_task=12, mem_gb=500,
                         setup=("module load apptainer",), sbatch_args=("--reservation=r1", "--exclusive"),
                         srun_args=("--mpi=none",), env=("MY_TOKEN",)),

@@ -82,6 +82,9 @@ def test_shape_from_the_jobs_own_config() -> None:
     assert (shape.ranks, shape.gpus, shape.label()) == (8, 8, "2n4g")
     cpu = shape_of({"trainer": {"n_gpus_per_node": 4, "device": "cpu"}})
     assert (cpu.ranks, cpu.gpus, cpu.label()) == (4, 0, "1n4c")
+    servers = {"rollout": {"nnodes": 3, "server": {"replicas": 2}, "tensor_model_parallel_size": 2}}
+    more = shape_of({"trainer": {"nnodes": 2, "n_gpus_per_node": 4}, "actor_rollout_ref": servers})
+    assert (more.nodes, more.rollout_nodes, more.ranks, more.gpus, more.label()) == (5, 3, 8, 20, "5n4g3r")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,13 @@ def test_shape_from_the_jobs_own_config() -> None:
     [
         ({"trainer": {"nnodes": 0}}, "trainer.nnodes=0"),
         ({"trainer": {"n_gpus_per_node": 9}, "cluster": {"max_gpus_per_node": 8}}, "more trainer.nnodes"),
+        (
+            {
+                "trainer": {"n_gpus_per_node": 2},
+                "actor_rollout_ref": {"rollout": {"nnodes": 1, "server": {"replicas": 3}}},
+            },
+            "is 3 GPUs of each node that holds servers, which has trainer.n_gpus_per_node=2",
+        ),
         ({"cluster": {"partiton": "x"}}, "did you mean 'partition'"),
         ({"cluster": {"gpu_style": "gpu"}}, "gpus-per-node"),
         ({"cluster": {"partition": "a; rm -rf /"}}, "not a Slurm name"),

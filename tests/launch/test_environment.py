@@ -9,11 +9,13 @@ import pytest
 
 from trainer.environment import (
     RankInfo,
+    RolloutTask,
     _cgroup_quota,
     available_cores,
     first_host,
     process_settings,
     rank_from_environment,
+    rollout_task,
     tasks_per_node,
 )
 from trainer.errors import UserError
@@ -55,6 +57,27 @@ def test_srun_s_rank_with_unequal_nodes() -> None:
     assert rank_from_environment(SRUN) == RankInfo(
         rank=5, world_size=6, local_rank=1, local_world_size=2, master_addr="gpu07", master_port=None
     )
+
+
+def test_the_last_nodes_may_hold_servers_and_no_rank() -> None:
+    env = SRUN | {"PLIMSOLL_ROLLOUT_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x4)", "SLURM_NTASKS": "8"}
+    places = [
+        env | {"SLURM_PROCID": str(2 * node + local), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+        for node in range(4)
+        for local in range(2)
+    ]
+    assert [rollout_task(place) for place in places[:4]] == [None] * 4
+    ranks = [rank_from_environment(place) for place in places[:4]]
+    assert [(r.rank, r.world_size, r.local_rank, r.local_world_size) for r in ranks] == [
+        (0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2),
+    ]  # fmt: skip
+    assert [rollout_task(place) for place in places[4:]] == [
+        RolloutTask(node=node, local_id=local, tasks=2, master_addr="gpu07") for node in range(2) for local in range(2)
+    ]
+    assert [rollout_task(place | {"PLIMSOLL_SLURM": "0"}) for place in places] == [None] * 8  # as any other process
+    assert rollout_task(SRUN) is None and rollout_task(places[7] | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    with pytest.raises(UserError, match=r"ROLLOUT_NODES=4 leaves none of the job's 4 node"):
+        rollout_task(env | {"PLIMSOLL_ROLLOUT_NODES": "4"})
 
 
 @pytest.mark.parametrize(
@@ -127,6 +150,7 @@ def test_this_environments_programs_come_first_once() -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, trainer.environment, trainer.signals, trainer.launch; print('torch' in sys.modules)"
+    light = "trainer.environment, trainer.signals, trainer.launch, trainer.rollout_nodes"
+    code = f"import sys, {light}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "False"

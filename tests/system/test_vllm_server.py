@@ -33,7 +33,7 @@ def test_a_server_draws_what_the_trainer_means_and_survives_a_kill(tmp_path: Pat
         assert ids(whole) == ids(list(own.generate(prompts(), DRAWN, seed=1)))
         assert worst(loaded, prompts(), whole, temperature=0.7) < 1e-4
         under_way = engine.generate(prompts(), DRAWN, seed=1)
-        (pid,) = engine.pids
+        (pid,) = engine.fleet.pids
         os.kill(pid, signal.SIGKILL)
         again = list(under_way)
         assert ids(again) == ids(whole) and engine.stats()["restarts"] == 1
@@ -42,4 +42,4 @@ def test_a_server_draws_what_the_trainer_means_and_survives_a_kill(tmp_path: Pat
         assert sorted(f.number for f in left) == list(range(5))
     finally:
         engine.close()
-    assert engine.pids == []
+    assert engine.fleet.pids == []

@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "actor_rollout_ref.rollout.streaming",
     "actor_rollout_ref.rollout.timeout_s",
     "actor_rollout_ref.rollout.max_restarts",
+    "actor_rollout_ref.rollout.nnodes",
     "actor_rollout_ref.rollout.server",
     "actor_rollout_ref.rollout.val_kwargs",
     "critic.ppo_max_token_len_per_gpu",

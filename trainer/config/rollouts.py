@@ -11,7 +11,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 _VLLM = {"gpu_memory_utilization": 0.85, "tensor_model_parallel_size": 1, "enable_chunked_prefill": True}
 """What only vLLM reads, and the value that means nothing."""
-_SERVER = {"timeout_s": 300.0, "max_restarts": 3, "one_step_off": False}
+_SERVER = {"timeout_s": 300.0, "max_restarts": 3, "one_step_off": False, "nnodes": 0}
 """What only an engine with processes of its own reads."""
 
 

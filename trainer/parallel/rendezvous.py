@@ -12,12 +12,10 @@ from pathlib import Path
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from xxhash import xxh3_64_intdigest
 
-from trainer.environment import RankInfo
+from trainer.environment import RankInfo, attempt_name
 from trainer.errors import UserError
 
 FIRST_PORT, LAST_PORT = 10_000, 32_000  # below the ephemeral range, where the kernel hands out ports by itself
-ATTEMPT = "PLIMSOLL_ATTEMPT"
-"""The attempt's number, set by whatever starts the ranks."""
 
 
 def port_for(name: str) -> int:
@@ -62,14 +60,12 @@ def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
 
 def _note(run_dir: Path) -> Path:
     """The file with this attempt's port. An earlier attempt's note must never be taken for it."""
-    attempt, job = os.environ.get(ATTEMPT), os.environ.get("SLURM_JOB_ID")
-    if attempt is None and job is None:
+    if (name := attempt_name()) is None:
         raise UserError(
             "this rank was started with RANK and WORLD_SIZE, but without MASTER_PORT: set it to a port that is free on "
             "rank 0's machine, or let 'python -m trainer' start the ranks."
         )
-    of_job = [os.environ[k] for k in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID") if k in os.environ]
-    return run_dir / "rendezvous" / ("-".join([f"attempt_{attempt or 0}", *of_job]) + ".json")
+    return run_dir / "rendezvous" / f"{name}.json"
 
 
 def _open(info: RankInfo, addr: str, port: int, timeout_s: float) -> TCPStore:

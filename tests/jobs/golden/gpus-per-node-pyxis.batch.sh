@@ -17,6 +17,7 @@
 # setup
 FOLDER='/runs/a sweep/.submitit/b'
 PYTHON=/opt/python
+export PLIMSOLL_ROLLOUT_NODES=0
 export WANDB_RUN_GROUP=s1
 record() { srun --overlap --nodes=1 --ntasks=1 --container-image='nvcr.io#x/plimsoll:1' --container-mounts='/data/it'"'"'s:/data/it'"'"'s,/models:/models,/runs/a sweep/code:/runs/a sweep/code:ro' --container-workdir="$RUN" --no-container-mount-home --container-env=PLIMSOLL_CACHE,HF_HOME,TRITON_CACHE_DIR,TORCH_EXTENSIONS_DIR,XDG_CACHE_HOME,PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
 # The life of one attempt, outside the image. FOLDER and PYTHON are set above; Submitit's command (srun) follows below.

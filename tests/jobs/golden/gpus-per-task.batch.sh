@@ -17,6 +17,7 @@
 # setup
 FOLDER='/runs/a sweep/.submitit/b'
 PYTHON=/venv/bin/python
+export PLIMSOLL_ROLLOUT_NODES=0
 export WANDB_RUN_GROUP=s1
 record() { bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
 # The life of one attempt, outside the image. FOLDER and PYTHON are set above; Submitit's command (srun) follows below.

@@ -9,7 +9,7 @@
 #SBATCH --gres=gpu:h100:8
 #SBATCH --job-name=s1
 #SBATCH --mem=512000MB
-#SBATCH --nodes=2
+#SBATCH --nodes=3
 #SBATCH --ntasks-per-node=8
 #SBATCH --open-mode=append
 #SBATCH --output='/runs/a sweep/.submitit/b/%A_%a_0_log.out'
@@ -24,6 +24,7 @@
 # setup
 FOLDER='/runs/a sweep/.submitit/b'
 PYTHON=python3
+export PLIMSOLL_ROLLOUT_NODES=1
 export WANDB_RUN_GROUP=s1
 module load apptainer
 record() { bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one

@@ -16,7 +16,9 @@ from trainer.config.schema import Rollout
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout.vllm import options as module
-from trainer.rollout.vllm.options import Options, options, server_environments
+from trainer.rollout.vllm import places
+from trainer.rollout.vllm.options import Options, options
+from trainer.rollout.vllm.places import server_environments
 
 SHAPE = ModelShape(hidden=128, layers=5, heads=4, kv_heads=2, ffn=384, vocab=512, head_dim=32)
 GIB = 1 << 30
@@ -26,7 +28,7 @@ R = "actor_rollout_ref.rollout"
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    monkeypatch.setattr(places.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.setattr(module, "patience", lambda world: timedelta(seconds=89.5))
 
@@ -124,13 +126,15 @@ def test_a_machine_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_servers_have_cores_or_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_cores", lambda: 8)
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(places, "available_cores", lambda: 8)
+    monkeypatch.setattr(places.torch.cuda, "device_count", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,9")
-    two = load(run_of()).actor_rollout_ref.rollout.server.model_copy(update={"replicas": 2})
-    wanted = rollout(name="vllm_server", server=two, tensor_model_parallel_size=2)
-    assert [e["OMP_NUM_THREADS"] for e in server_environments(wanted, world(), local_ranks=4)] == ["2", "2"]
-    found = server_environments(wanted, world("cuda"), local_ranks=4)
+    assert [e["OMP_NUM_THREADS"] for e in server_environments(2, 2, on_cpu=True, training=4)] == ["2", "2"]
+    found = server_environments(2, 2, on_cpu=False, training=4)
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["4,5", "6,9"]
+    found = server_environments(2, 2, on_cpu=False, training=0)
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["0,1", "2,3"]
     with pytest.raises(UserError, match=r"replicas=2 x .*size=2 GPUs of servers and 5 that train are more than the 8"):
-        server_environments(wanted, world("cuda"), local_ranks=5)
+        server_environments(2, 2, on_cpu=False, training=5)
+    with pytest.raises(UserError, match=r"size=2 GPUs of servers are more than the 8 of a node: lower one of them or"):
+        server_environments(5, 2, on_cpu=False, training=0)

@@ -22,10 +22,10 @@ from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, HANG, REFUSE, SLO
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Finished, Group, Sampling
+from trainer.rollout.vllm.fleet import OwnNode
 from trainer.rollout.vllm.keeper import Limits
 from trainer.rollout.vllm.options import Options
 from trainer.rollout.vllm.servers import VllmServerEngine
-from trainer.rollout.vllm.web import HOST
 
 SAMPLING = Sampling(max_response_length=6, temperature=0.5)
 ROOT = Path(__file__).parents[3]
@@ -60,20 +60,21 @@ def start_engine(
 ) -> VllmServerEngine:
     """An engine over fake servers, not started."""
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-    return VllmServerEngine(
-        SimpleNamespace(model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)),  # type: ignore[arg-type]
-        Options(
-            max_model_len=32, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=1,
-            chunked_prefill=True, gpu_memory_utilization=0.5, cache_bytes=None, dtype=dtype, on_cpu=True,
-        ),
+    loaded = SimpleNamespace(model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None))
+    limits = Limits(start_timeout_s=60.0, timeout_s=timeout_s, max_restarts=restarts)
+    fleet = OwnNode(
+        loaded,  # type: ignore[arg-type]
         of or world(),
-        eos_ids=[1],
         folder=folder,
-        replicas=replicas,
-        limits=Limits(start_timeout_s=60.0, timeout_s=timeout_s, max_restarts=restarts),
         env=[{"PYTHONPATH": str(ROOT)}] * replicas,
+        limits=limits,
         module="tests.rollout.vllm.fake_server",
+    )
+    options = Options(
+        max_model_len=32, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=1,
+        chunked_prefill=True, gpu_memory_utilization=0.5, cache_bytes=None, dtype=dtype, on_cpu=True,
     )  # fmt: skip
+    return VllmServerEngine(fleet, options, eos_ids=[1], limits=limits)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield start
     for engine in engines:
-        pids = engine.pids
+        pids = engine.fleet.pids
         engine.close()
         engine.close()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -136,9 +137,9 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     for file in (tmp_path / "vllm").iterdir():
         assert file.stat().st_mode & 0o077 == 0, file
     # Nobody without the token gets anything.
-    seat = engine.notice.read().seats[0]  # type: ignore[union-attr]
+    server = engine.fleet.read().seats[0].address  # type: ignore[union-attr]
     for path in ("/health", "/weights"):
-        connection = http.client.HTTPConnection(HOST, seat.port, timeout=10)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
         connection.request("GET" if path == "/health" else "POST", path, "{}", {"Authorization": "Bearer x"})
         assert connection.getresponse().status == 401
         connection.close()
@@ -171,7 +172,7 @@ def test_the_other_ranks_of_a_node_draw_from_the_same_server(tmp_path: Path) -> 
     engines: dict[int, VllmServerEngine] = {}
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(rank, range(2)))
-    assert [len(engines[k].pids) for k in (0, 1)] == [1, 0]
+    assert [len(engines[k].fleet.pids) for k in (0, 1)] == [1, 0]
     assert any(e.stats()["restarts"] >= 1 for e in engines.values())
     engines[1].close()
     alone = drawn(list(engines[0].generate(groups(), SAMPLING, seed=1)))
@@ -190,7 +191,7 @@ def test_no_server_outlives_its_trainer(tmp_path: Path) -> None:
     program = (
         "import os, sys, torch\nfrom pathlib import Path\nfrom tests.rollout.vllm.test_servers import start_engine\n"
         "engine = start_engine(Path(sys.argv[1]))\nengine.start()\n"
-        "print(engine.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
+        "print(engine.fleet.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.rollout.vllm.shared import Reader, SharedWeights
+from trainer.rollout.vllm.shared import Reader, SharedWeights, arrivals
 
 READ = """
 import json, struct, sys
@@ -22,8 +22,8 @@ print([row[:3] for row in table])
 def test_another_process_reads_what_was_written_last() -> None:
     shared = SharedWeights()
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
-    shared.write(weights.items())
-    shared.write((name, tensor + 1) for name, tensor in weights.items())
+    shared.write(arrivals(weights.items()))
+    shared.write(arrivals((name, tensor + 1) for name, tensor in weights.items()))
     said = subprocess.run(
         [sys.executable, "-S", "-c", READ, shared.path, shared.table],
         capture_output=True, text=True, timeout=60, check=True,
@@ -31,11 +31,11 @@ def test_another_process_reads_what_was_written_last() -> None:
     assert said.strip() == "[[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]\n[['a', 'float32', [2, 3]], ['b', 'bfloat16', [5]]]"
     reader = Reader()
     for more in (1, 5):  # what is there now, not when it was mapped
-        shared.write((name, tensor + more) for name, tensor in weights.items())
+        shared.write(arrivals((name, tensor + more) for name, tensor in weights.items()))
         found = {name: t.tolist() for name, t in reader.read(shared.path, shared.table)}
         assert found == {name: (t + more).tolist() for name, t in weights.items()}
     other = SharedWeights()
-    other.write([("c", torch.zeros(3))])
+    other.write(arrivals([("c", torch.zeros(3))]))
     assert {name: t.tolist() for name, t in reader.read(other.path, other.table)} == {"c": [0, 0, 0]}
     other.close()
     shared.close()
@@ -43,7 +43,7 @@ def test_another_process_reads_what_was_written_last() -> None:
 
 def test_a_reader_can_not_change_them_and_may_outlive_the_writer() -> None:
     shared = SharedWeights()
-    shared.write([("a", torch.zeros(4))])
+    shared.write(arrivals([("a", torch.zeros(4))]))
     ((_, mine),) = Reader().read(shared.path, shared.table)
     mine += 1
     assert [t.tolist() for _, t in Reader().read(shared.path, shared.table)] == [[0, 0, 0, 0]]

@@ -31,7 +31,7 @@ class Server(Section):
     """``actor_rollout_ref.rollout.server``: engines in processes of their own (vllm_server)."""
 
     replicas: Count
-    """Servers started on each node; prompts are dealt out over them."""
+    """Servers started on each node that holds any; prompts are dealt out over them."""
     start_timeout_s: Positive
     """Longest wait for a server to be ready."""
 
@@ -98,6 +98,8 @@ class Rollout(Section):
     """A server without a new token for so long counts as hung and is restarted (vllm_server)."""
     max_restarts: Whole
     """Restarts of a server since the last weights before the run saves and ends (vllm_server)."""
+    nnodes: Whole
+    """Nodes of a Slurm job beside ``trainer.nnodes`` that only hold servers (vllm_server). 0: no such nodes."""
     server: Server
     agent: Agent
     val_kwargs: ValKwargs

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.models import LoadedModel
 from trainer.rollout.settings import KEY
+
+if TYPE_CHECKING:
+    from trainer.models import LoadedModel
 
 
 def write_model_folder(loaded: LoadedModel, folder: Path) -> Path:

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from trainer.rollout.vllm.node import Notice, Seat
 from trainer.rollout.vllm.serve import SECRET
-from trainer.rollout.vllm.shared import SharedWeights
-from trainer.rollout.vllm.web import HOST
+from trainer.rollout.vllm.shared import Arrival, SharedWeights
+from trainer.rollout_nodes import Address
 
 POLL_S = 0.1
 HEALTH_S = 1.0
@@ -48,7 +46,7 @@ class Kept:
         self._changed = threading.Condition()
         self._readers = 0
 
-    def write(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def write(self, weights: Iterable[Arrival], version: int) -> None:
         """Replace them, as soon as no server is reading."""
         with self._changed:
             self._changed.wait_for(lambda: self._readers == 0)
@@ -82,16 +80,18 @@ class Keeper(threading.Thread):
         env: dict[str, str],
         limits: Limits,
         notice: Notice,
+        host: str,
         token: str,
         kept: Kept,
         module: str = "trainer.rollout.vllm.serve",
     ) -> None:
+        """``host``: the address that it listens on, to those who know ``token``."""
         super().__init__(name=f"vllm-server-{number}", daemon=True)
         self.number, self.arguments, self.folder, self.env, self.limits = number, arguments, folder, env, limits
         self.notice, self.kept = notice, kept
-        self._token, self._module = token, module
+        self._host, self._token, self._module = host, token, module
         self._process: subprocess.Popen[bytes] | None = None
-        self._port: int | None = None
+        self._address: Address | None = None
         self._version: int | None = None
         self._incarnation = self._restarts = 0
         self._asked = self._healthy = 0.0
@@ -143,7 +143,8 @@ class Keeper(threading.Thread):
         spec = self.folder / f"server_{self.number}.json"
         ready.unlink(missing_ok=True)
         spec.touch(mode=0o600)
-        spec.write_text(json.dumps({"parent": os.getpid(), "ready": str(ready), "arguments": self.arguments}))
+        wanted = {"parent": os.getpid(), "ready": str(ready), "host": self._host, "arguments": self.arguments}
+        spec.write_text(json.dumps(wanted))
         log.touch(mode=0o600)
         inherited = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
         with log.open("ab") as out:
@@ -163,7 +164,7 @@ class Keeper(threading.Thread):
             return False
         if "port" not in told:
             return self._restart("it ended before it was ready")
-        self._port, self._version = int(told["port"]), None
+        self._address, self._version = Address(host=self._host, port=int(told["port"]), token=self._token), None
         self._healthy = time.monotonic()
         self._tell()
         return True
@@ -225,35 +226,41 @@ class Keeper(threading.Thread):
         return True
 
     def _end(self) -> None:
-        process, self._process, self._port, self._version = self._process, None, None, None
+        process, self._process, self._address, self._version = self._process, None, None, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def _tell(self, *, restarted: bool = False) -> None:
-        seat = Seat(port=self._port, version=self._version, incarnation=self._incarnation)
+        seat = Seat(address=self._address, version=self._version, incarnation=self._incarnation)
         self.notice.sit(self.number, seat, restarted=restarted)
 
     def _ask(
         self, method: str, path: str, value: dict[str, Any] | None = None, *, timeout_s: float
     ) -> dict[str, Any] | None:
-        if self._port is None:
-            return None
-        return ask(self._port, self._token, method, path, value, timeout_s=timeout_s)
+        return None if self._address is None else ask(self._address, method, path, value, timeout_s=timeout_s)
 
 
 def ask(
-    port: int, token: str, method: str, path: str, value: dict[str, Any] | None = None, *, timeout_s: float
+    of: Address, method: str, path: str, value: dict[str, Any] | None = None, *, timeout_s: float
 ) -> dict[str, Any] | None:
     """A server's answer, or None when there is none."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_s)
     try:
-        body = None if value is None else json.dumps(value)
-        connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
-        found: dict[str, Any] = json.loads(connection.getresponse().read())
-        return found
+        return request(of, method, path, value, timeout_s=timeout_s)
     except (OSError, http.client.HTTPException, ValueError):
         return None
+
+
+def request(
+    of: Address, method: str, path: str, value: dict[str, Any] | None = None, *, timeout_s: float
+) -> dict[str, Any]:
+    """What ``of`` answers, refusals too. Raises OSError, HTTPException or ValueError when it doesn't."""
+    connection = http.client.HTTPConnection(of.host, of.port, timeout=timeout_s)
+    try:
+        body = None if value is None else json.dumps(value)
+        connection.request(method, path, body, {"Authorization": f"Bearer {of.token}"})
+        found: dict[str, Any] = json.loads(connection.getresponse().read())
+        return found
     finally:
         connection.close()

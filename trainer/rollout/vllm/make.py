@@ -12,10 +12,17 @@ from trainer.models import LoadedModel
 from trainer.parallel.world import World
 from trainer.rollout.protocol import RolloutEngine
 from trainer.rollout.settings import KEY
+from trainer.rollout.vllm.fleet import Fleet, OwnNode
+from trainer.rollout.vllm.hosts import Hosts
 from trainer.rollout.vllm.inprocess import VllmEngine
 from trainer.rollout.vllm.keeper import Limits
-from trainer.rollout.vllm.options import options, server_environments
+from trainer.rollout.vllm.options import Options, options
+from trainer.rollout.vllm.places import server_environments
 from trainer.rollout.vllm.servers import VllmServerEngine
+from trainer.rollout_nodes import find
+
+NOTE_S = 60.0
+"""Longest wait for a host's note, which rank 0 has seen: file systems take a while to tell all nodes."""
 
 
 def make_vllm_engine(
@@ -28,24 +35,25 @@ def make_vllm_engine(
     ranks = rank_from_environment().local_world_size
     wanted = options(rollout, loaded.shape, next(loaded.model.parameters()).dtype, world, local_ranks=ranks)
     _check_length(loaded, wanted.max_model_len)
-    folder = run_dir / "vllm"
     if rollout.name == "vllm":
-        return VllmEngine(loaded, wanted, world, eos_ids=eos_ids, folder=folder / f"rank_{world.rank}")
-    node = world.rank - world.local_rank  # the rank that keeps this node's servers
-    return VllmServerEngine(
-        loaded,
-        wanted,
-        world,
-        eos_ids=eos_ids,
-        folder=folder / f"node_of_rank_{node}",
-        replicas=rollout.server.replicas,
-        limits=Limits(
-            start_timeout_s=rollout.server.start_timeout_s,
-            timeout_s=rollout.timeout_s,
-            max_restarts=rollout.max_restarts,
-        ),
-        env=server_environments(rollout, world, local_ranks=ranks),
+        return VllmEngine(loaded, wanted, world, eos_ids=eos_ids, folder=run_dir / "vllm" / f"rank_{world.rank}")
+    limits = Limits(
+        start_timeout_s=rollout.server.start_timeout_s, timeout_s=rollout.timeout_s, max_restarts=rollout.max_restarts
     )
+    fleet = _fleet(rollout, loaded, wanted, world, run_dir, ranks, limits)
+    return VllmServerEngine(fleet, wanted, eos_ids=eos_ids, limits=limits)
+
+
+def _fleet(
+    rollout: Rollout, loaded: LoadedModel, wanted: Options, world: World, run_dir: Path, ranks: int, limits: Limits
+) -> Fleet:
+    replicas = rollout.server.replicas
+    if rollout.nnodes:
+        hosts = find(run_dir, rollout.nnodes, NOTE_S)
+        return Hosts(hosts, loaded, world, local_ranks=ranks, run_dir=run_dir, replicas=replicas, limits=limits)
+    folder = run_dir / "vllm" / f"node_of_rank_{world.rank - world.local_rank}"  # of the rank that keeps its servers
+    env = server_environments(replicas, wanted.tensor_parallel_size, on_cpu=wanted.on_cpu, training=ranks)
+    return OwnNode(loaded, world, folder=folder, env=env, limits=limits)
 
 
 def _check_length(loaded: LoadedModel, length: int) -> None:

@@ -8,15 +8,19 @@ import socket
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from trainer.rollout_nodes import Address
 
 TOKEN_BYTES = 32
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
     """One server as it stands."""
 
-    port: int | None
+    address: Address | None
     """None while it is not up."""
     version: int | None
     """Of its weights. None: none yet."""
@@ -26,15 +30,20 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All servers of a node, and why there will be no more of them."""
+    """All servers of a node, or of several, and why there will be no more of them."""
 
-    token: str
     seats: list[Seat]
     refused: str = ""
     """What the user has to mend."""
     failed: str = ""
     """Why an engine could not be brought back."""
     restarts: int = 0
+
+    @staticmethod
+    def of(found: dict[str, Any]) -> State:
+        """From what ``asdict`` made of one."""
+        seats = [Seat(**{**s, "address": s["address"] and Address(**s["address"])}) for s in found["seats"]]
+        return State(**{**found, "seats": seats})
 
 
 class Notice:
@@ -45,9 +54,9 @@ class Notice:
         self._lock = threading.Lock()
         self._state: State | None = None
 
-    def begin(self, token: str, seats: int) -> None:
+    def begin(self, seats: int) -> None:
         """Nothing is up yet."""
-        self._write(State(token=token, seats=[Seat(port=None, version=None, incarnation=0)] * seats))
+        self._write(State(seats=[Seat(address=None, version=None, incarnation=0)] * seats))
 
     def sit(self, number: int, seat: Seat, *, restarted: bool = False) -> None:
         """Server ``number`` stands so now."""
@@ -67,7 +76,7 @@ class Notice:
             found = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return None
-        return State(**{**found, "seats": [Seat(**s) for s in found["seats"]]})
+        return State.of(found)
 
     def _known(self) -> State:
         if self._state is None:

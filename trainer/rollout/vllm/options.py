@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from trainer.batching.cost import ModelShape
 from trainer.config.schema import Rollout
-from trainer.environment import available_cores
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout.settings import KEY
+from trainer.rollout.vllm.places import Cache, cache_bytes
 from trainer.rollout.vllm.shards import patience
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Features of a head that vLLM's attention on a CPU is built for."""
 CPU_BLOCK = 32
 """Tokens of a cache block on a CPU: prompts are shared in whole blocks, and vLLM's own 128 is longer than many."""
-CPU_CACHE_SHARE = 0.25
-"""Of the free memory, times ``gpu_memory_utilization``: the most that the caches of one machine's ranks take."""
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -41,11 +37,20 @@ class Options:
     chunked_prefill: bool
     gpu_memory_utilization: float
     cache_bytes: int | None
-    """Of keys and values, of one shard. None: what the share of the GPU's memory leaves."""
+    """Of keys and values, of one shard. None on a GPU: what the share of its memory leaves. None on a CPU: not yet
+    judged, since the engine runs on another node.
+    """
     dtype: str
     on_cpu: bool
     ranks_timeout_s: int | None = None
     """Of an exchange between shards that are ranks of the trainer. None: they are processes below its own."""
+    cache: Cache | None = None
+    """What the cache is for, on a CPU."""
+
+    @staticmethod
+    def of(found: dict[str, Any]) -> Options:
+        """From what ``asdict`` made of one."""
+        return Options(**{**found, "cache": found["cache"] and Cache(**found["cache"])})
 
     def arguments(self, model: str) -> dict[str, Any]:
         """As ``vllm.EngineArgs``; ``model`` is a folder without weights."""
@@ -102,6 +107,8 @@ def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: Worl
             f"{engine}: the model's heads have {shape.head_size} features; vLLM's attention on a CPU takes {sizes}. "
             f"Set {KEY}.name=hf"
         )
+    cache = _cache(rollout, shape, dtype, length) if on_cpu else None
+    owners = rollout.server.replicas if rollout.name == "vllm_server" else local_ranks
     return Options(
         max_model_len=length,
         max_num_seqs=rollout.max_num_seqs,
@@ -109,9 +116,10 @@ def options(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, world: Worl
         tensor_parallel_size=rollout.tensor_model_parallel_size,
         chunked_prefill=rollout.enable_chunked_prefill,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
-        cache_bytes=_cpu_cache(rollout, shape, dtype, length, local_ranks) if on_cpu else None,
+        cache_bytes=None if cache is None or rollout.nnodes else cache_bytes(cache, owners),
         dtype=DTYPES[dtype],
         on_cpu=on_cpu,
+        cache=cache,
         ranks_timeout_s=math.ceil(patience(world).total_seconds()) if len(_sharing(rollout, world)) > 1 else None,
     )
 
@@ -162,41 +170,13 @@ def _check_parallel(rollout: Rollout, shape: ModelShape, world: World, *, local_
         )
 
 
-def server_environments(rollout: Rollout, world: World, *, local_ranks: int) -> list[dict[str, str]]:
-    """For each replica of this node the variables that give it a place: cores, or GPUs that no rank trains on.
-
-    Raises :class:`UserError` when there are not enough GPUs.
-    """
-    replicas, size = rollout.server.replicas, rollout.tensor_model_parallel_size
-    if world.device.type == "cpu":
-        threads = max(1, available_cores() // (replicas * size))
-        return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}] * replicas
-    gpus = torch.cuda.device_count()
-    if local_ranks + replicas * size > gpus:
-        raise UserError(
-            f"{KEY}.server.replicas={replicas} x {KEY}.tensor_model_parallel_size={size} GPUs of servers and "
-            f"{local_ranks} that train are more than the {gpus} of this node: lower one of them or "
-            f"trainer.n_gpus_per_node, or set {KEY}.name=vllm, which shares the trainer's GPUs"
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-    first = [local_ranks + number * size for number in range(replicas)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(visible[f : f + size])} for f in first]
-
-
-def _cpu_cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: int, local_ranks: int) -> int:
-    """Bytes for ``max_num_seqs`` whole sequences, no more than the machine can spare."""
-    if space := os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-        return int(space) << 30
+def _cache(rollout: Rollout, shape: ModelShape, dtype: torch.dtype, length: int) -> Cache:
     heads = max(1, shape.kv_heads // rollout.tensor_model_parallel_size)
-    token = 2 * shape.layers * heads * shape.head_size * dtype.itemsize
-    blocks = -(-length // CPU_BLOCK) * rollout.max_num_seqs + 1
-    owners = rollout.server.replicas if rollout.name == "vllm_server" else local_ranks
-    spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * rollout.gpu_memory_utilization / owners
-    wanted, least = blocks * CPU_BLOCK * token, (-(-length // CPU_BLOCK) + 1) * CPU_BLOCK * token
-    if spare < least:
-        raise UserError(
-            f"{KEY}.name={rollout.name}: one sequence of {length} tokens needs {least >> 20} MiB of cache, and there "
-            f"are {int(spare) >> 20} MiB for it: lower {KEY}.response_length, raise {KEY}.gpu_memory_utilization, or "
-            "set VLLM_CPU_KVCACHE_SPACE to whole GiB"
-        )
-    return int(min(wanted, spare))
+    block = CPU_BLOCK * 2 * shape.layers * heads * shape.head_size * dtype.itemsize
+    blocks = -(-length // CPU_BLOCK)
+    return Cache(
+        length=length,
+        least=(blocks + 1) * block,
+        wanted=(blocks * rollout.max_num_seqs + 1) * block,
+        share=rollout.gpu_memory_utilization,
+    )

@@ -50,7 +50,7 @@ def serve(spec: Path, load: Callable[[dict[str, Any]], Core]) -> int:
         _write(ready, {"refused": str(error)})
         return EXIT_USER
     loop = Loop(core, rows=int(wanted["arguments"]["max_num_seqs"]))
-    _write(ready, {"port": listen(loop, token)})
+    _write(ready, {"port": listen(loop, wanted["host"], token)})
     try:
         loop.run()
     except Exception:

@@ -7,9 +7,12 @@ doing then. The memory has no name: it goes with the processes that hold it, and
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,27 @@ from torch import Tensor
 
 ALIGN = 64
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A tensor on its way in."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Sequence[int]
+    fill: Callable[[Tensor], object]
+    """Writes its values to the memory that it gets."""
+
+
+def arrivals(weights: Iterable[tuple[str, Tensor]]) -> Iterator[Arrival]:
+    """Tensors of this process, to be copied."""
+    for name, tensor in weights:
+        yield Arrival(name=name, dtype=tensor.dtype, shape=tensor.shape, fill=partial(_copy, tensor))
+
+
+def _copy(tensor: Tensor, to: Tensor) -> None:
+    to.copy_(tensor)
 
 
 class SharedWeights:
@@ -34,13 +58,19 @@ class SharedWeights:
         """Where processes of the same user open it while this one lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    def write(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy ``weights`` in; each is read before the next one is asked for. Nobody may be reading meanwhile."""
+    def write(self, weights: Iterable[Arrival]) -> None:
+        """Let ``weights`` in, one after another. Nobody may be reading meanwhile.
+
+        Raises ValueError for a tensor that the first time's does not equal in name, type and shape.
+        """
         if not self._views:
             self._write_first(weights)
             return
-        for name, tensor in weights:
-            self._views[name].copy_(tensor)
+        for arrival in weights:
+            room = self._views.get(arrival.name)
+            if room is None or room.dtype != arrival.dtype or room.shape != torch.Size(arrival.shape):
+                raise ValueError(f"there is no room for {arrival.name}, {arrival.dtype} {list(arrival.shape)}")
+            arrival.fill(room)
 
     def close(self) -> None:
         """Give the memory back, as soon as no reader holds it."""
@@ -50,18 +80,18 @@ class SharedWeights:
             os.close(self._fd)
             self._fd = -1
 
-    def _write_first(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _write_first(self, weights: Iterable[Arrival]) -> None:
         self._fd = os.memfd_create("weights", os.MFD_CLOEXEC)
         rows: list[list[Any]] = []
         end = 0
-        for name, tensor in weights:
+        for arrival in weights:
             start = -(-end // ALIGN) * ALIGN
-            end = start + tensor.numel() * tensor.element_size()
+            end = start + math.prod(arrival.shape) * arrival.dtype.itemsize
             os.ftruncate(self._fd, end)
-            rows.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+            rows.append([arrival.name, str(arrival.dtype).removeprefix("torch."), list(arrival.shape), start])
             with mmap.mmap(self._fd, end) as memory:
                 view = _view(memory, *rows[-1][1:])
-                view.copy_(tensor)
+                arrival.fill(view)
                 del view
         self._map = mmap.mmap(self._fd, end)
         self._views = {row[0]: _view(self._map, *row[1:]) for row in rows}
@@ -92,7 +122,4 @@ class Reader:
 
 def _view(memory: mmap.mmap, dtype: str, shape: list[int], start: int) -> Tensor:
     kind = DTYPES[dtype]
-    count = 1
-    for size in shape:
-        count *= size
-    return torch.frombuffer(memory, dtype=kind, count=count, offset=start).view(shape)
+    return torch.frombuffer(memory, dtype=kind, count=math.prod(shape), offset=start).view(shape)

@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.core import Drawn
 from trainer.rollout.vllm.keeper import Limits, ask
-from trainer.rollout.vllm.node import Notice, Seat
+from trainer.rollout.vllm.node import State
 from trainer.rollout.vllm.tally import Request
-from trainer.rollout.vllm.web import HOST
+from trainer.rollout_nodes import Address
 
 POLL_S = 0.05
 
@@ -45,7 +45,7 @@ class Stream(threading.Thread):
 
     def __init__(
         self,
-        notice: Notice,
+        read: Callable[[], State | None],
         seat: int,
         requests: Sequence[Request],
         sampling: Sampling,
@@ -55,13 +55,14 @@ class Stream(threading.Thread):
         limits: Limits,
         events: queue.SimpleQueue[Event],
     ) -> None:
+        """``read``: how the servers stand now."""
         super().__init__(name=f"vllm-stream-{seat}", daemon=True)
-        self._notice, self._seat, self._sampling, self._eos_ids = notice, seat, sampling, list(eos_ids)
+        self._read, self._seat, self._sampling, self._eos_ids = read, seat, sampling, list(eos_ids)
         self._open = {request.key: request for request in requests}
         self._version, self._limits, self._events = version, limits, events
         self._stopping = threading.Event()
-        self._asked: tuple[int, str, str] | None = None
-        """Port, token and name of the call under way."""
+        self._asked: tuple[Address, str] | None = None
+        """Server and name of the call under way."""
 
     def run(self) -> None:
         """Until every response has come, the stream is stopped, or there is no server left."""
@@ -77,10 +78,10 @@ class Stream(threading.Thread):
         """Let the server hand over what it has of the open responses, and end. Does not wait."""
         self._stopping.set()
         if (asked := self._asked) is not None:
-            port, token, name = asked
+            address, name = asked
             threading.Thread(
                 target=ask,
-                args=(port, token, "POST", "/stop", {"call": name}),
+                args=(address, "POST", "/stop", {"call": name}),
                 kwargs={"timeout_s": self._limits.timeout_s},
                 daemon=True,
             ).start()
@@ -94,7 +95,7 @@ class Stream(threading.Thread):
             if found is None:  # stopped
                 break
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
-                for line in self._lines(*found):
+                for line in self._lines(found):
                     if (drawn := [Drawn(*d) for d in line.get("done", [])]) != []:
                         for one in drawn:
                             self._open.pop(one.key)
@@ -105,17 +106,17 @@ class Stream(threading.Thread):
                         last = Event(ended=True, steps=line["end"]["steps"], busy=line["end"]["busy"])
         return last
 
-    def _wait_for_server(self) -> tuple[Seat, str] | str | None:
-        """The server and its token, once it has the right weights; why there is none; None when stopped."""
+    def _wait_for_server(self) -> Address | str | None:
+        """The server, once it has the right weights; why there is none; None when stopped."""
         patience = self._limits.start_timeout_s + self._limits.timeout_s
         deadline, incarnation = time.monotonic() + patience, -1
         while not self._stopping.wait(POLL_S if incarnation >= 0 else 0):
-            state = self._notice.read()
+            state = self._read()
             if state is not None and (state.failed or state.refused):
                 return state.failed or state.refused
             seat = None if state is None else state.seats[self._seat]
-            if state is not None and seat is not None and seat.port is not None and seat.version == self._version:
-                return seat, state.token
+            if seat is not None and seat.address is not None and seat.version == self._version:
+                return seat.address
             now = max(0, -1 if seat is None else seat.incarnation)
             if now != incarnation:
                 deadline, incarnation = time.monotonic() + patience, now
@@ -123,10 +124,10 @@ class Stream(threading.Thread):
                 return f"vLLM server {self._seat} did not come back with the weights of step {self._version}"
         return None
 
-    def _lines(self, seat: Seat, token: str) -> Iterator[dict[str, Any]]:
+    def _lines(self, server: Address) -> Iterator[dict[str, Any]]:
         """What the server says, line by line. Raises OSError after ``timeout_s`` without one."""
         name = secrets.token_hex(8)
-        connection = http.client.HTTPConnection(HOST, seat.port, timeout=self._limits.timeout_s)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=self._limits.timeout_s)
         try:
             body = {
                 "call": name,
@@ -135,7 +136,7 @@ class Stream(threading.Thread):
                 "eos_ids": self._eos_ids,
                 "version": self._version,
             }
-            connection.request("POST", "/generate", json.dumps(body), {"Authorization": f"Bearer {token}"})
+            connection.request("POST", "/generate", json.dumps(body), {"Authorization": f"Bearer {server.token}"})
             answer = connection.getresponse()
             if answer.status != HTTPStatus.OK:
                 said = answer.read().decode(errors="replace")
@@ -143,7 +144,7 @@ class Stream(threading.Thread):
                     raise RuntimeError(f"a vLLM server refused a request: {said}")
                 time.sleep(POLL_S)  # its weights are changing: the state will say so
                 raise OSError(said)
-            self._asked = (seat.port or 0, token, name)
+            self._asked = (server, name)
             if self._stopping.is_set():
                 self.stop()
             while text := answer.readline():

@@ -1,4 +1,4 @@
-"""HTTP in front of a :class:`Loop`, on this machine only."""
+"""HTTP in front of a :class:`Loop`."""
 
 from __future__ import annotations
 
@@ -13,63 +13,108 @@ from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.loop import Loop, WrongWeightsError
 from trainer.rollout.vllm.tally import Request
 
-HOST = "127.0.0.1"
 MOST_BYTES = 1 << 30
 
 
-def listen(loop: Loop, token: str) -> int:
-    """Answer requests that carry ``token``, in threads; the port, which the system chose among the free ones."""
+def listen(loop: Loop, host: str, token: str) -> int:
+    """Answer requests to address ``host`` that carry ``token``; the port."""
 
     class Bound(_Handler):
         wanted = f"Bearer {token}"
         served = loop
 
-    server = ThreadingHTTPServer((HOST, 0), Bound)
-    server.daemon_threads = True
+    return serve_in_threads(host, Bound)
+
+
+def serve_in_threads(host: str, handler: type[Guarded]) -> int:
+    """Answer by ``handler`` until this process ends; the port, which the system chose among the free ones."""
+    server = _Server((host, 0), handler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return int(server.server_address[1])
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Every rank of a run may ask at the same moment."""
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Answers in JSON those who carry the token."""
+
     protocol_version = "HTTP/1.1"
     wanted = ""
+
+    def refused(self) -> bool:
+        """Whether the token was missing; then that is answered."""
+        if secrets.compare_digest(self.headers.get("Authorization", "").encode(), self.wanted.encode()):
+            return False
+        self.answer({"error": "no valid token"}, HTTPStatus.UNAUTHORIZED)
+        return True
+
+    def elsewhere(self, known: set[str]) -> bool:
+        """Whether there is no such path; then that is answered."""
+        if self.path in known:
+            return False
+        self.answer({"error": f"no {self.path}"}, HTTPStatus.NOT_FOUND)
+        return True
+
+    def body(self) -> dict[str, Any] | None:
+        """What was sent; None when that is too much, which is answered."""
+        length = int(self.headers.get("Content-Length", "0"))
+        if length > MOST_BYTES:
+            self.answer({"error": f"more than {MOST_BYTES} bytes"}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return None
+        found: dict[str, Any] = json.loads(self.rfile.read(length))
+        return found
+
+    def answer(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Say ``value``, in JSON."""
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if status != HTTPStatus.OK:
+            self.send_header("Connection", "close")  # the body may be unread
+            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line per request helps nobody."""
+
+
+class _Handler(Guarded):
     served: Loop
 
     def do_GET(self) -> None:
         """``/health``: the version of the weights, and for how long the engine's thread has not turned."""
-        if self._refused() or self._elsewhere({"/health"}):
+        if self.refused() or self.elsewhere({"/health"}):
             return
-        self._answer({"version": self.served.version, "stuck_s": self.served.stuck_s()})
+        self.answer({"version": self.served.version, "stuck_s": self.served.stuck_s()})
 
     def do_POST(self) -> None:
         """``/generate`` (a stream of JSON lines), ``/stop``, ``/weights``."""
-        if self._refused() or self._elsewhere({"/generate", "/stop", "/weights"}):
+        if self.refused() or self.elsewhere({"/generate", "/stop", "/weights"}):
             return
-        length = int(self.headers.get("Content-Length", "0"))
-        if length > MOST_BYTES:
-            self._answer({"error": f"more than {MOST_BYTES} bytes"}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        if (asked := self.body()) is None:
             return
-        asked = json.loads(self.rfile.read(length))
         try:
             if self.path == "/generate":
                 self._generate(asked)
             elif self.path == "/stop":
                 self.served.stop(asked["call"])
-                self._answer({})
+                self.answer({})
             else:
                 self.served.load(asked["path"], asked["table"], asked["version"])
-                self._answer({})
+                self.answer({})
         except OSError:
             if self.path == "/generate":  # who asked is gone: nobody waits for the rest
                 self.served.stop(asked["call"])
             raise
         except WrongWeightsError as error:
-            self._answer({"error": str(error)}, HTTPStatus.CONFLICT)
+            self.answer({"error": str(error)}, HTTPStatus.CONFLICT)
         except Exception as error:
-            self._answer({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.BAD_REQUEST)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line per request helps nobody."""
+            self.answer({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.BAD_REQUEST)
 
     def _generate(self, asked: dict[str, Any]) -> None:
         requests = [Request(**request) for request in asked["requests"]]
@@ -82,25 +127,3 @@ class _Handler(BaseHTTPRequestHandler):
             text = json.dumps(line).encode() + b"\n"
             self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
         self.wfile.write(b"0\r\n\r\n")
-
-    def _refused(self) -> bool:
-        if secrets.compare_digest(self.headers.get("Authorization", "").encode(), self.wanted.encode()):
-            return False
-        self._answer({"error": "no valid token"}, HTTPStatus.UNAUTHORIZED)
-        return True
-
-    def _elsewhere(self, known: set[str]) -> bool:
-        if self.path in known:
-            return False
-        self._answer({"error": f"no {self.path}"}, HTTPStatus.NOT_FOUND)
-        return True
-
-    def _answer(self, value: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        if status != HTTPStatus.OK:
-            self.send_header("Connection", "close")  # the body may be unread
-            self.close_connection = True
-        self.end_headers()
-        self.wfile.write(body)

@@ -1,0 +1,67 @@
+"""What a node has for engines: cores, GPUs and memory. Judged on the node itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from trainer.environment import available_cores
+from trainer.errors import UserError
+from trainer.rollout.settings import KEY
+
+CPU_CACHE_SHARE = 0.25
+"""Of the free memory, times ``gpu_memory_utilization``: the most that the caches of one machine's engines take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Keys and values of one shard on a CPU."""
+
+    length: int
+    """Longest sequence, tokens."""
+    least: int
+    """Bytes for one of them."""
+    wanted: int
+    """Bytes for as many as are drawn at once."""
+    share: float
+    """``gpu_memory_utilization``."""
+
+
+def cache_bytes(cache: Cache, owners: int) -> int:
+    """What each of ``owners`` on this machine gets. Raises :class:`UserError` when no sequence fits in that."""
+    if space := os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+        return int(space) << 30
+    spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * cache.share / owners
+    if spare < cache.least:
+        raise UserError(
+            f"{KEY}: one sequence of {cache.length} tokens needs {cache.least >> 20} MiB of cache, and there "
+            f"are {int(spare) >> 20} MiB for it: lower {KEY}.response_length, raise {KEY}.gpu_memory_utilization, or "
+            "set VLLM_CPU_KVCACHE_SPACE to whole GiB"
+        )
+    return int(min(cache.wanted, spare))
+
+
+def server_environments(replicas: int, size: int, *, on_cpu: bool, training: int) -> list[dict[str, str]]:
+    """For each replica on this node, split over ``size``, the variables that give it a place: cores, or GPUs beside
+    the first ``training`` ones, on which ranks train.
+
+    Raises :class:`UserError` when there are not enough GPUs.
+    """
+    if on_cpu:
+        threads = max(1, available_cores() // (replicas * size))
+        return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}] * replicas
+    gpus = torch.cuda.device_count()
+    if training + replicas * size > gpus:
+        asked = f"{KEY}.server.replicas={replicas} x {KEY}.tensor_model_parallel_size={size} GPUs of servers"
+        if not training:
+            raise UserError(f"{asked} are more than the {gpus} of a node: lower one of them or raise {KEY}.nnodes")
+        raise UserError(
+            f"{asked} and {training} that train are more than the {gpus} of this node: lower one of them or "
+            f"trainer.n_gpus_per_node, or set {KEY}.name=vllm, which shares the trainer's GPUs"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+    first = [training + number * size for number in range(replicas)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(visible[f : f + size])} for f in first]
