@@ -27,18 +27,6 @@ def _excused(reason: str) -> bool:
     return any(word in reason and missing for word, missing in lacks.items())
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lanes of ``--dist loadgroup``: each file of tests/e2e and tests/system, and first, since they take longest, all
-    that need the Slurm lab or the image, which a session has once.
-    """
-    for item in items:
-        if item.path.is_relative_to(ROOT / "tests/e2e") or item.path.is_relative_to(ROOT / "tests/system"):
-            lane = "slurm" if {"slurm_lab", "image"} & set(getattr(item, "fixturenames", ())) else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(lane))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") != pytest.mark.xdist_group("slurm").mark)
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
