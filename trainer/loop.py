@@ -66,7 +66,10 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
                 raise keeper.lost(step, error, sync=show.tracker.sync) from error
         show.log(step, metrics)
         stop = keeper.stop_requested(signals.requested())
-        keeper.after_step(step, metrics, last=last, stop=stop, sync=show.tracker.sync)
+        try:
+            keeper.after_step(step, metrics, last=last, stop=stop, sync=show.tracker.sync)
+        except EngineFailed as error:  # while it drew ahead
+            raise keeper.lost(step, error, sync=show.tracker.sync) from error
         if stop is not None and not last:
             return show.stopped(step, stop, EXIT_REQUEUE)
     close_run(ctx, keeper, show)

@@ -53,11 +53,14 @@ class Parts:
     def stop_requested(self, _: object) -> None:
         return None
 
-    def after_step(self, *_: object, **__: object) -> None:
-        return None
+    def after_step(self, step: int, *_: object, **__: object) -> None:
+        self.may_fail("settling", step)
 
 
-@pytest.mark.parametrize(("where", "at", "saved", "logged"), [("rollout", 3, 2, [1, 2]), ("validation", 2, 2, [1, 2])])
+@pytest.mark.parametrize(
+    ("where", "at", "saved", "logged"),
+    [("rollout", 3, 2, [1, 2]), ("validation", 2, 2, [1, 2]), ("settling", 3, 3, [1, 2, 3])],
+)
 def test_the_last_whole_step_is_saved(
     monkeypatch: pytest.MonkeyPatch, where: str, at: int, saved: int, logged: list[int]
 ) -> None:

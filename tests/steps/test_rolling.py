@@ -145,6 +145,55 @@ def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:
     assert first + run(rolling, engine, first=2) == whole
 
 
+def test_an_engine_lost_as_it_begins_the_next_step_is_told_where_all_ranks_meet() -> None:
+    how: dict[str, Any] = {"copied": True, "staleness": 1, "one_step_off": True}
+    whole, engine, _ = make_rolling(**how)
+    expected = run(whole, engine)
+    rolling, engine, rollout = make_rolling(**how)
+    first = run(rolling, engine, last=1)
+    update = rollout.update_weights
+
+    def lost(*_: object) -> None:
+        raise EngineFailed("3 restarts in a row")
+
+    rollout.update_weights = lost  # type: ignore[method-assign]
+    found = run(rolling, engine, first=2, last=2)  # the other ranks have this step, and so has this one
+    rollout.update_weights = update  # type: ignore[method-assign]
+    with pytest.raises(EngineFailed, match="3 restarts in a row"):
+        rolling.collect(3, 2, Timers(), last=False)
+    ours, theirs = ([[i for i, *_ in rows] for rows in r] for r in (first + found + run(rolling, engine, 3), expected))
+    assert ours == theirs
+    whole.close()
+    rolling.close()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_sharded_weights_are_gathered_to_the_end_by_a_rank_that_lost_its_engine(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    rolling, engine, rollout = make_rolling(copied=True)
+    engine.settings.zero_stage = 3
+    gathered: list[str] = []
+
+    def sharded(module: Any, *, sharded: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, p in module.named_parameters():
+            gathered.append(name)
+            yield name, p
+
+    def lost(weights: Any, version: int) -> None:
+        next(iter(weights))
+        raise EngineFailed("3 restarts in a row")
+
+    monkeypatch.setattr("trainer.steps.synced.whole_weights", sharded)
+    engine.world = SimpleNamespace(any=lambda flag: max(int(flag), elsewhere))  # type: ignore[attr-defined]
+    if not elsewhere:
+        monkeypatch.setattr(rollout, "update_weights", lost)
+    rolling._synced._check = lambda: pytest.fail("it gathers weights, which the other ranks don't")
+    with pytest.raises(EngineFailed), rolling._synced.ready(0, Timers()):
+        pytest.fail("no weights")
+    assert gathered == [name for name, _ in engine.module.named_parameters()]
+
+
 def to_validate(rolling: Rolling, *, elsewhere: int) -> Any:
     """What a validation needs; ``elsewhere``: whether another rank has lost its engine."""
     world = SimpleNamespace(rank=0, size=1, sum=dict, any=lambda flag: max(int(flag), elsewhere))

@@ -56,8 +56,7 @@ class Rolling:
         self._stats = dict(self._synced.rollout.stats())
         self._give_back(drawn.asks, rollouts)
         if self._one_step_off and not last:
-            with self._synced.ready(version, timers, stay=True):
-                self._ahead = self._begin(step + 1, version, timers)
+            self._ahead = self._begin(step + 1, version, timers)
         return drawn.asks, rollouts
 
     def settle(self) -> None:
@@ -96,7 +95,13 @@ class Rolling:
         with timers("data_wait"):
             asks = self.prompts.take(self.want, step, version)
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
-        return _Drawn(asks, self._pool.submit(self._roll, asks, self._share(asks), Timers(), None))
+        try:
+            with self._synced.ready(version, timers, stay=True):
+                result = self._pool.submit(self._roll, asks, self._share(asks), Timers(), None)
+        except EngineFailed as error:  # the step at hand is whole on all ranks: told where they meet next
+            result = Future()
+            result.set_exception(error)
+        return _Drawn(asks, result)
 
     def _agree(self, drawn: _Drawn) -> Rollouts:
         """This rank's rollouts, if all ranks have theirs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -29,26 +30,47 @@ class Synced:
         """
         with ExitStack() as whole:
             with timers(prefix + "reshard"):
-                if not self._started:
-                    self.rollout.start()
-                    self._started = True
-                self.rollout.wake()
                 if self.rollout.shares_weights:
+                    self._wake()
                     whole.enter_context(self._engine.whole_weights())
                     self.rollout.update_weights((), version)
                 elif self._version != version:
-                    with timers(prefix + "sync"):
-                        weights = whole_weights(self._engine.module, sharded=self._engine.settings.zero_stage == 3)
-                        self.rollout.update_weights(weights, version)
+                    self._hand_over(version, timers, prefix)
                     if self._check is not None:
                         self._check()
                         self._check = None
+                else:
+                    self._wake()
                 self._version = version
             yield
         if not stay:
             with timers(prefix + "reshard"):
                 self.rollout.sleep()
                 self._engine.trim()
+
+    def _wake(self) -> None:
+        if not self._started:
+            self.rollout.start()
+            self._started = True
+        self.rollout.wake()
+
+    def _hand_over(self, version: int, timers: Timers, prefix: str) -> None:
+        """Sharded weights are gathered by all ranks together: one that has lost its engine gathers them to the end, and
+        all hear of it before they gather again.
+        """
+        sharded, lost = self._engine.settings.zero_stage == 3, None
+        weights = whole_weights(self._engine.module, sharded=sharded)
+        try:
+            self._wake()
+            with timers(prefix + "sync"):
+                self.rollout.update_weights(weights, version)
+        except EngineFailed as error:
+            lost = error
+        if sharded:
+            deque(weights, maxlen=0)
+            same_on_all(self._engine.world, lost)
+        elif lost is not None:
+            raise lost
 
     def close(self) -> None:
         """End the engine."""
