@@ -14,8 +14,12 @@ slurm=$(mktemp)
 trap 'rm -f "$slurm"' EXIT
 part -n "$(nproc)" --dist worksteal --ignore tests/system --ignore tests/e2e -m "not serial" "$@" || status=$?
 part --ignore tests/system --ignore tests/e2e -m serial "$@" || status=$?
-part tests/system/test_slurm_*.py "$@" > "$slurm" 2>&1 &
+set -m      # else the part behind would never hear of Ctrl-C, and its Slurm would stay
+part tests/system/test_slurm_*.py "$@" > "$slurm" 2>&1 < /dev/null &
+behind=$!
+set +m
+trap 'kill -INT -- "-$behind" 2> /dev/null; wait "$behind"; exit 130' INT TERM
 part tests/e2e tests/system --ignore-glob '*/test_slurm_*' "$@" || status=$?
-wait $! || status=$?
+wait "$behind" || status=$?
 cat "$slurm"
 exit "$status"
