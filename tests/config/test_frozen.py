@@ -12,6 +12,8 @@ from tests.config.helpers import run_of
 from trainer.config import freeze, keys, load, load_frozen, run_dir_of
 from trainer.errors import UserError
 
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
 
 def settings(run: Path, **changes: object) -> object:
     return load(run_of(**{"trainer.default_local_dir": str(run), **changes}))
@@ -23,6 +25,18 @@ def test_frozen_settings_are_private_and_equal(tmp_path: Path):
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert load_frozen(path.parent) == config
     assert os.listdir(path.parent) == ["config.yaml"]
+
+
+def test_a_key_that_follows_another_still_follows_it_in_a_run_repeated_with_another_value(tmp_path: Path):
+    config = settings(tmp_path, **{f"{A}.ppo_max_token_len_per_gpu": 4096, f"{R}.log_prob_max_token_len_per_gpu": 3000})
+    frozen = yaml.safe_load(freeze(config, tmp_path).read_text())
+    assert load_frozen(tmp_path) == config
+    frozen["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] = 2048
+    again = load(frozen)  # as the last line of a finished run advises
+    assert again.actor_rollout_ref.rollout.max_num_batched_tokens == 2048
+    assert again.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == 2048
+    assert again.critic.ppo_max_token_len_per_gpu == 4096
+    assert again.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu == 3000, "set by itself"
 
 
 def test_old_files_get_the_defaults_of_newer_keys(tmp_path: Path):

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import keys
+from trainer.config.following import with_followers
 from trainer.config.loading import load
 from trainer.config.problems import raise_all
 from trainer.config.schema import Config
@@ -21,6 +22,7 @@ FILE = "config.yaml"
 HEADER = (
     "# The settings of this run. The same command continues it; elsewhere the same run starts anew with\n"
     "#   python -m trainer --config-path THIS_FOLDER --config-name config trainer.default_local_dir=OTHER_FOLDER\n"
+    "# A key written ${...} follows another one until it is set itself.\n"
 )
 MAY_CHANGE = (
     "data.val_files",
@@ -98,7 +100,7 @@ def freeze(config: Config, run_dir: Path) -> Path:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and has_started(run_dir):
             raise_all(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
-        _write(path, HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        _write(path, HEADER + yaml.safe_dump(with_followers(values), sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise UserError(
             f"the run folder {run_dir} can't be written ({error.strerror or error}); set "

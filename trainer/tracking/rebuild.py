@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
+from trainer.config import keys  # noqa: F401  (registers the resolver that settings use)
 from trainer.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.tracking.jsonl import METRICS_FILE, by_step
 from trainer.tracking.wandb_run import WandbRun, persistent_identity, random_run_id
@@ -30,7 +31,7 @@ def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tup
     for path in (record, config_path):
         if not path.is_file():
             raise UserError(f"{path} doesn't exist: give the folder of a run (it holds config.yaml and metrics.jsonl).")
-    config: dict[str, Any] = yaml.safe_load(config_path.read_text()) or {}
+    config = _settings(config_path)
     trainer: dict[str, Any] = config.get("trainer") or {}
     steps = by_step(record)
     identity = persistent_identity(
@@ -53,6 +54,11 @@ def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tup
         view.log(step, {k: v for k, v in metrics.items() if k not in ("step", "time")})
     view.finish(0)
     return folder, len(steps), identity.id
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    settings = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    return {str(key): value for key, value in settings.items()} if isinstance(settings, dict) else {}
 
 
 def _fresh_folder(run_dir: Path) -> Path:

@@ -1,0 +1,46 @@
+"""Keys that follow another one: which they are, and what they would be by themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import keys
+
+_TWICE = "${twice:"
+
+
+def followers() -> dict[str, str]:
+    """Dotted key -> the expression ``${...}`` that it has in ``conf/config.yaml``."""
+    return {key: raw for key, raw in keys.known_keys().items() if raw.startswith("${")}
+
+
+def own_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What each key that follows another one would be in these (resolved) settings, had nobody set it."""
+    return {key: _of(values, raw) for key, raw in followers().items()}
+
+
+def with_followers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values``, with ``${...}`` for each key that has the value of the one it follows: who changes that one later
+    changes both.
+    """
+    found: dict[str, Any] = copy.deepcopy(dict(values))
+    for key, own in own_values(values).items():
+        *path, name = key.split(".")
+        section = _at(found, path)
+        if section[name] == own:
+            section[name] = followers()[key]
+    return found
+
+
+def _of(values: Mapping[str, Any], raw: str) -> Any:
+    if raw.startswith(_TWICE):
+        return keys.twice(_of(values, raw.removeprefix(_TWICE).removesuffix("}")))
+    return _at(values, raw.removeprefix("${").removesuffix("}").split("."))
+
+
+def _at(values: Any, path: list[str]) -> Any:
+    for part in path:
+        values = values[part]
+    return values
