@@ -50,6 +50,12 @@ def _site_problems(shape: Shape, options: SlurmOptions, slurm: Slurm, partitions
                 f"trainer.n_gpus_per_node={shape.gpus_per_node}, but the nodes of partition '{partition or 'default'}' "
                 f"have {most} GPUs; use at most that and more trainer.nnodes."
             )
+    nodes = slurm.most_nodes(partition)
+    if nodes is not None and shape.nodes > nodes:
+        found.append(
+            f"{shape.nodes_key}={shape.nodes}, but a job of partition '{partition or 'default'}' gets at most {nodes} "
+            "nodes; use fewer, or another partition."
+        )
     limit = slurm.partition_seconds(partition, "MaxTime")
     if limit is not None and options.timeout_min * 60 > limit:
         found.append(
@@ -61,8 +67,7 @@ def _site_problems(shape: Shape, options: SlurmOptions, slurm: Slurm, partitions
 def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:
     """Sizes given a second time under ``hydra.launcher`` must agree with the config's own."""
     own = {"nodes": shape.nodes, "tasks_per_node": shape.ranks_per_node, "gpus_per_node": shape.gpus_per_node}
-    both = "trainer.nnodes + actor_rollout_ref.rollout.nnodes"
-    key = {"nodes": both if shape.rollout_nodes else "trainer.nnodes", "tasks_per_node": "trainer.n_gpus_per_node"}
+    key = {"nodes": shape.nodes_key, "tasks_per_node": "trainer.n_gpus_per_node"}
     return [
         f"hydra.launcher.{name}={getattr(options, name)} contradicts "
         f"{key.get(name, 'trainer.n_gpus_per_node')}={value}; leave it out: it follows from each job's config."

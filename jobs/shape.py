@@ -31,6 +31,11 @@ class Shape:
         return (self.nodes - self.rollout_nodes) * self.ranks_per_node
 
     @property
+    def nodes_key(self) -> str:
+        """What the number of nodes follows from."""
+        return "trainer.nnodes" + (" + actor_rollout_ref.rollout.nnodes" if self.rollout_nodes else "")
+
+    @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
         return self.nodes * self.gpus_per_node

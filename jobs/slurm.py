@@ -75,6 +75,17 @@ class Slurm:
         found = re.search(rf"\b{key}=(\S+)", self.run("scontrol", "show", "partition", name).stdout)
         return seconds(found.group(1)) if found else None
 
+    def most_nodes(self, partition: str | None) -> int | None:
+        """Most nodes that a job gets in any of the comma-separated partitions; None when Slurm doesn't say."""
+        found: list[int] = []
+        for name in (partition or next(iter(self.partitions()), "")).split(","):
+            text = self.run("scontrol", "show", "partition", name).stdout if name else ""
+            limits = [int(n) for n in re.findall(r"\b(?:MaxNodes|TotalNodes)=(\d+)", text)]
+            if not limits:
+                return None
+            found.append(min(limits))
+        return max(found)
+
     def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo] | None:
         """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all. None: no Slurm here.
 

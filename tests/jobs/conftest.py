@@ -29,7 +29,7 @@ n=$(ls "$FAKE" | grep -c '^script'); cp "$1" "$FAKE/script$n"; echo "Submitted b
     "scontrol": """
 case "$*" in
   "show config") echo "MaxArraySize            = ${MAX_ARRAY:-1001}" ;;
-  "show partition"*) echo "PartitionName=low GraceTime=10 MaxTime=${MAX_TIME:-UNLIMITED}" ;;
+  "show partition"*) echo "PartitionName=low GraceTime=10 MaxTime=${MAX_TIME:-UNLIMITED} TotalNodes=32" ;;
   "show node"*) echo "   NodeAddr=10.0.0.7 NodeHostName=n1 Version=22.05" ;;
   "show hostnames"*) printf 'n1\nn2\n' ;;
   "show job"*) cat "$FAKE/job" 2>/dev/null || echo "JobId=1 JobState=RUNNING Restarts=0 PreemptTime=None" ;;

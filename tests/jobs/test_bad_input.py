@@ -35,6 +35,11 @@ from trainer.plan.model import shape_of as model_shape_of
             {"nodes": 1},
             "contradicts trainer.nnodes + actor_rollout_ref.rollout.nnodes=3",
         ),
+        (
+            {"actor_rollout_ref__rollout__name": "vllm_server", "actor_rollout_ref__rollout__nnodes": 32},
+            {},
+            "trainer.nnodes + actor_rollout_ref.rollout.nnodes=33, but a job of partition 'default' gets at most 32",
+        ),
         ({"actor_rollout_ref__rollout__nnodes": 2}, {}, "rollout.nnodes=2 is for an engine with processes of its own"),
         ({"container": {"runtime": "apptainer", "image": "/no.sif"}}, {}, "/no.sif does not exist; build it with"),
         ({"cluster": {"local_folders": ["/tmp"]}}, {}, "shared file system"),

@@ -139,12 +139,16 @@ class Hosts:
             if time.monotonic() - since > self._limits.timeout_s:
                 self._lose(k, error)
         else:
-            return None if found is None else State.of(found)
+            if found is None:
+                return None
+            if "seats" in found:
+                return State.of(found)
+            self._lose(k, OSError(str(found)))  # another process listens there now
         return None
 
     def _lose(self, k: int, error: Exception) -> None:
         found = None if isinstance(error, ConnectionRefusedError) else self._ask_state(k)  # it may know better
-        told = "" if found is None else str(found["failed"])
+        told = "" if found is None else str(found.get("failed", ""))
         self._lost = self._lost or told or f"{self._name(k)} is lost: {error}"
 
     def _ask_state(self, k: int) -> dict[str, Any] | None:
