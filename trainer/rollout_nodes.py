@@ -103,8 +103,8 @@ def find(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
     if missing := [str(node) for node, address in enumerate(found) if address is None]:
         raise TimeoutError(
             f"{len(missing)} of {count} nodes for vLLM servers did not come within {timeout_s:g} s: number "
-            f"{', '.join(missing)} of the job's last nodes. Look into the logs of their processes; where images or file "
-            "systems start slowly, raise trainer.join_timeout_s."
+            f"{', '.join(missing)} of the job's last nodes. Look into the logs of their processes; where images or "
+            "file systems start slowly, raise trainer.join_timeout_s."
         )
     return [address for address in found if address is not None]
 
