@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -151,8 +152,9 @@ def command_lines() -> list[str]:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[list[Host], list[Address]]]:
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Host], list[Address]]]:
     """Hosts in this process."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
     hosts = [Host(tmp_path, ip=LOOPBACK, token=f"t{k}", tasks=1) for k in range(2)]
     ports = [serve_in_threads(LOOPBACK, module._handler(host, f"t{k}")) for k, host in enumerate(hosts)]
     yield hosts, [Address(host=LOOPBACK, port=port, token=f"t{k}") for k, port in enumerate(ports)]
@@ -210,13 +212,11 @@ def test_nobody_without_the_token(two: Any) -> None:
     assert "t0" not in repr(addresses[0])
 
 
-def test_a_host_judges_its_own_node(two: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_judges_its_own_node(two: Any, tmp_path: Path) -> None:
     _, addresses = two
-    monkeypatch.setenv("SLURMD_NODENAME", "n7")
     engine = engine_over(addresses, tmp_path)
     huge = Cache(length=32, least=1 << 60, wanted=1 << 61, share=0.5)
-    engine.options = OPTIONS.__class__(**{**OPTIONS.__dict__, "cache": huge})
-    monkeypatch.setattr(module.Host, "_named", lambda self, text: text and f"node n7: {text}")
+    engine.options = dataclasses.replace(OPTIONS, cache=huge)
     with pytest.raises(UserError, match=r"node n7: .*one sequence of 32 tokens needs"):
         engine.start()
 
@@ -226,7 +226,7 @@ def test_the_other_processes_of_a_node_lend_their_cores_and_wait(two: Any, tmp_p
     monkeypatch.setenv("PLIMSOLL_ATTEMPT", "1")
     freeze(load(run_of(**{f"{R}.name": "vllm_server", f"{R}.nnodes": 1})), tmp_path)
     rollout_nodes.publish(tmp_path, 0, addresses[0])
-    before = rollout_nodes.os.sched_getaffinity(0)
+    before = os.sched_getaffinity(0)
     ends: list[int] = []
     task = RolloutTask(node=0, local_id=1, tasks=2, master_addr=LOOPBACK)
     waiting = threading.Thread(target=lambda: ends.append(rollout_nodes.run_task(tmp_path, task)), daemon=True)
