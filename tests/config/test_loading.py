@@ -7,10 +7,12 @@ import pytest
 from tests.config.helpers import problems, put, run_of
 from trainer.config import load
 from trainer.config.checks import cross_checks
+from trainer.config.unread import unread_hints
 from trainer.errors import UserError
 
 A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
 M = "actor_rollout_ref.model"
+STATIC = {f"{A}.use_dynamic_bsz": False, f"{A}.ppo_micro_batch_size_per_gpu": 8}
 
 
 def test_smallest_run_loads_with_verls_names():
@@ -142,6 +144,22 @@ BAD = [
     ({"trainer.checkpoint.best_mode": "min"}, "but of what? Set trainer.checkpoint.best_metric"),
     ({"trainer.checkpoint.best_metric": "actor/entropy"}, "Set trainer.checkpoint.best_mode=max or min"),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),
+    # what others leave unread
+    ({f"{A}.kl_loss_coef": 0.01}, f"{A}.kl_loss_coef=0.01, but {A}.use_kl_loss=false"),
+    ({f"{A}.kl_loss_type": "k1"}, f"{A}.kl_loss_type=k1, but {A}.use_kl_loss=false"),
+    ({"actor_rollout_ref.ref.ema_decay": 0.9}, "set it to a number of steps, or leave ema_decay out"),
+    ({f"{A}.grad_clip_min_batch_size": 16}, f"{A}.grad_clip_adaptive=false clips all steps alike"),
+    ({f"{A}.grad_clip_adaptive": True, f"{A}.grad_clip": 0.0}, f"{A}.grad_clip=0 clips nothing"),
+    ({**STATIC, f"{A}.dynamic_bsz_bucketing": True}, f"dynamic_bsz_bucketing=true, but {A}.use_dynamic_bsz=false"),
+    ({**STATIC, f"{A}.share_prompt": True}, f"{A}.share_prompt=true, but {A}.use_dynamic_bsz=false"),
+    ({f"{A}.optim.min_lr_ratio": 0.1}, "lr_scheduler_type=constant never falls: set it to linear or cosine"),
+    ({f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_low": 0.2, f"{A}.clip_ratio_high": 0.3}, f"{A}.clip_ratio=0.1, but"),
+    ({f"{R}.val_kwargs.temperature": 0.6}, f"{R}.val_kwargs.do_sample=false takes the likeliest token"),
+    ({f"{R}.agent.turn_timeout_s": 3.0}, f"{R}.agent.name=null is one turn"),
+    ({f"{R}.server.start_timeout_s": 3.0}, f"{R}.name=hf starts no server"),
+    ({"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0}, "keeps no best one"),
+    ({"trainer.mode": "sft", f"{A}.entropy_coeff": 0.01}, f"{A}.entropy_coeff=0.01, but trainer.mode=sft learns"),
+    ({"trainer.mode": "sft", f"{R}.over_sampling": 1.5}, f"{R}.over_sampling=1.5, but trainer.mode=sft learns"),
 ]
 
 
@@ -189,6 +207,28 @@ def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
     assert config.trainer.checkpoint.save_freq == 20
     assert config.actor_rollout_ref.actor.optim.lr_scheduler_type == "cosine"
     assert config.algorithm.kl_ctrl.type == "adaptive"
+
+
+def test_what_such_a_snippet_carries_along_is_told_at_the_start():
+    snippet = {
+        f"{A}.bucket_boundaries": [64, 256],
+        f"{A}.kl_loss_coef": 0.0,
+        "algorithm.kl_penalty": "kl",
+        "algorithm.kl_ctrl.target_kl": 0.1,
+        "algorithm.lam": 0.95,
+        "critic.ppo_max_token_len_per_gpu": 98304,
+    }
+    assert unread_hints(load(run_of())) == []
+    told = unread_hints(load(run_of(**snippet)))
+    assert [line.split("=")[0].removeprefix("[HINT] ") for line in told] == [
+        key for key in snippet if key not in (f"{A}.kl_loss_coef", "algorithm.kl_penalty")
+    ]
+    used = {
+        "algorithm.use_kl_in_reward": True,
+        f"{A}.dynamic_bsz_bucketing": True,
+        "algorithm.kl_ctrl.type": "adaptive",
+    }
+    assert len(unread_hints(load(run_of(**snippet, **used)))) == 2
 
 
 def test_other_values_of_those_keys_are_refused():

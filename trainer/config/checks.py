@@ -11,6 +11,7 @@ from trainer.config.keys import written
 from trainer.config.rollouts import rollout_problems
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import better
+from trainer.config.unread import unread_problems
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -27,6 +28,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *_not_built(config),
         *_sampling(config),
         *rollout_problems(config),
+        *unread_problems(config),
         *budget_checks(config),
         *violations(sizes_of(config)),
         *_engine(config),

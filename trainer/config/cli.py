@@ -21,7 +21,8 @@ Examples
   python -m trainer experiment=demo_sft trainer.n_gpus_per_node=2
   python -m trainer experiment=gsm8k data.train_files=train.jsonl data.val_files=test.jsonl
   python -m trainer -m experiment=demo_grpo actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096,8192
-  python -m trainer -m experiment=demo_grpo 'actor_rollout_ref.actor.bucket_boundaries=[64,256],[64,256,1024]'
+  python -m trainer -m experiment=demo_grpo actor_rollout_ref.actor.dynamic_bsz_bucketing=true \\
+      'actor_rollout_ref.actor.bucket_boundaries=[64,256],[64,256,1024]'
   python -m trainer --config-path RUN_FOLDER --config-name config trainer.default_local_dir=OTHER   repeat a run
 
 Groups of settings (GROUP=NAME)

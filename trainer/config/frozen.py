@@ -53,6 +53,7 @@ MAY_CHANGE = (
     "reward_model.forward_max_token_len_per_gpu",
     "actor_rollout_ref.actor.zero_stage",
     "actor_rollout_ref.actor.param_offload",
+    "actor_rollout_ref.actor.grad_offload",
     "actor_rollout_ref.actor.optimizer_offload",
     "trainer.default_hdfs_dir",
     "trainer.default_local_dir",

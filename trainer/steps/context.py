@@ -16,6 +16,7 @@ from torch import nn
 from trainer.algorithms import KlController, make_kl_controller
 from trainer.batching import Calibrator, CostModel, warm_up
 from trainer.config.schema import Config
+from trainer.config.unread import unread_hints
 from trainer.data import Dataset, Example, Loader, make_dataset, make_loader, require_distinct, worker_count
 from trainer.environment import RankInfo
 from trainer.errors import UserError
@@ -215,6 +216,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         ),
         kl=make_kl_controller(ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon),
         scorer=scorer,
+        notes=unread_hints(config),
         timers=Timers(synchronize=_synchronizer(world.device), memory=lambda: memory_in_use(world.device)),
     )
     if context.stowage.dynamic or context.forward_stowage.dynamic:

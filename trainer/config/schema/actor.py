@@ -32,9 +32,9 @@ class Optim(Section):
     lr: NonNegative
     """Peak learning rate."""
     lr_warmup_steps: Whole | None
-    """Optimizer steps of linear warm-up. null: by ``lr_warmup_steps_ratio``."""
+    """Iterations of linear warm-up. null: by ``lr_warmup_steps_ratio``."""
     lr_warmup_steps_ratio: Share
-    """Warm-up as a share of all optimizer steps."""
+    """Warm-up as a share of all iterations."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     """Shape of the schedule after the warm-up."""
     min_lr_ratio: Share
@@ -46,7 +46,7 @@ class Optim(Section):
     eps: Positive
     """Term added to the denominator."""
     total_training_steps: Count | None
-    """Optimizer steps over which the schedule runs. null: those of the run."""
+    """Iterations over which the schedule runs. null: those of the run."""
 
 
 class ActorCheckpoint(Section):
@@ -64,15 +64,16 @@ class Actor(Section):
     use_dynamic_bsz: bool
     """Cut micro-batches by tokens. false: ``ppo_micro_batch_size_per_gpu`` sequences each, padded to the longest."""
     ppo_max_token_len_per_gpu: Budget
-    """Most real tokens of a micro-batch of a rank: one number, a list by rank, or ``auto`` (measured at start)."""
+    """Most real tokens of a micro-batch of a rank, with ``use_dynamic_bsz``: one number, a list by rank, or ``auto``
+    (measured at start)."""
     ppo_mini_batch_size: Count
     """Prompts (RL) or samples (SFT) of one optimizer step, over all ranks."""
     ppo_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
     dynamic_bsz_bucketing: bool
-    """Never mix sequences of different length buckets in a micro-batch."""
+    """Never mix sequences of different length buckets in a micro-batch, with ``use_dynamic_bsz``."""
     bucket_boundaries: Annotated[list[Count], Field(min_length=1)]
-    """Upper ends of the buckets, tokens: (b[i-1], b[i]], the last bucket is open."""
+    """Upper ends of the buckets of ``dynamic_bsz_bucketing``, tokens: (b[i-1], b[i]], the last bucket is open."""
     bucket_by: Literal["prompt", "total"]
     """The length that chooses the bucket."""
     share_prompt: bool | Literal["auto"]
@@ -115,7 +116,7 @@ class Actor(Section):
     param_offload: bool
     """Keep weights in host memory between uses (ZeRO 3)."""
     grad_offload: bool
-    """Keep gradients in host memory; goes with ``optimizer_offload``."""
+    """Keep gradients in host memory: a part of ``optimizer_offload``, set with it or not at all."""
     optimizer_offload: bool
     """Keep the optimizer's state in host memory (ZeRO 1-3)."""
     optim: Optim

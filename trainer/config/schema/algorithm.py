@@ -35,9 +35,9 @@ class Algorithm(Section):
     max_staleness: Whole
     """Most iterations by which the weights that began a response may lag those it trains. 0: strictly on-policy."""
     norm_adv_by_std_in_grpo: bool
-    """Divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv 2503.20783)."""
+    """grpo: divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv 2503.20783)."""
     gamma: Share
-    """Discount of a token's future reward."""
+    """Discount of a token's future reward (reinforce_plus_plus, gae)."""
     lam: Share
     """GAE's lambda."""
     use_kl_in_reward: bool
@@ -51,7 +51,8 @@ class Critic(Section):
     """``critic``: the value model."""
 
     enable: bool | None
-    """null: when ``algorithm.adv_estimator`` needs one."""
+    """null: when ``algorithm.adv_estimator`` needs one. Not built yet: true is an error, the other keys have no
+    effect."""
     use_dynamic_bsz: bool
     """Cut its micro-batches by tokens."""
     ppo_max_token_len_per_gpu: Budget
@@ -66,7 +67,7 @@ class RewardModel(Section):
     """``reward_model``: a model that scores responses."""
 
     enable: bool
-    """Score with a model."""
+    """Score with a model. Not built yet: true is an error, the other keys have no effect."""
     use_dynamic_bsz: bool
     """Cut its micro-batches by tokens."""
     forward_max_token_len_per_gpu: Budget

@@ -89,9 +89,9 @@ class Trainer(Section):
     process_on_nodes: list[Count] | None
     """Ranks of each machine, one number per machine. null: ``n_gpus_per_node`` on each."""
     total_epochs: Count
-    """Passes over the training data, unless ``total_training_steps`` ends the run before."""
+    """Passes over the training data, where ``total_training_steps`` is null."""
     total_training_steps: Count | None
-    """Iterations of the run. null: by ``total_epochs``."""
+    """Iterations of the run, over as many epochs as they take. null: by ``total_epochs``."""
     val_before_train: bool
     """Validate before the first step, when there is something to validate on."""
     val_only: bool
@@ -113,6 +113,6 @@ class Trainer(Section):
     monitor_interval: Count
     """Steps between two DynamicBatchMonitor lines."""
     plot_interval: Count
-    """Steps between two sets of pictures."""
+    """Steps between two sets of pictures of ``enable_monitor``."""
     checkpoint: Checkpoint
     watermarks: Watermarks
