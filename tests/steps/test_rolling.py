@@ -198,8 +198,10 @@ def to_validate(rolling: Rolling, *, elsewhere: int) -> Any:
     """What a validation needs; ``elsewhere``: whether another rank has lost its engine."""
     world = SimpleNamespace(rank=0, size=1, sum=dict, any=lambda flag: max(int(flag), elsewhere))
     trainer, data = SimpleNamespace(log_val_generations=0), SimpleNamespace(val_batch_size=2)
+    reward = SimpleNamespace(path="reward.py")
     return SimpleNamespace(
-        config=SimpleNamespace(data=data, trainer=trainer), rolling=rolling, val_sampler=rolling.sampler,
+        config=SimpleNamespace(data=data, trainer=trainer, custom_reward_function=reward),
+        rolling=rolling, val_sampler=rolling.sampler,
         synced=rolling._synced, val_examples=[DATA[i] for i in range(30, 35)], world=world, timers=Timers(),
         tokenizer=None,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,21 @@ def merge_column(pieces: Sequence[tuple[Tensor, Tensor]], num_tokens: int, world
     for places, values in pieces:
         column[places.cpu()] = values.detach().float().cpu()
     return world.sum_tensor(column)
+
+
+def means_by_name(rows: Sequence[Mapping[str, float]], world: World) -> dict[str, float]:
+    """Per name the mean over the ``rows`` of all ranks that have it. Ranks may know different names; collective."""
+    mine: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            held = mine.setdefault(name, [0.0, 0.0])
+            held[:] = held[0] + value, held[1] + 1.0
+    sums: dict[str, list[float]] = {}
+    for part in _all_gather_bytes(json.dumps(mine).encode(), world):
+        for name, (total, count) in json.loads(part).items():
+            held = sums.setdefault(name, [0.0, 0.0])
+            held[:] = held[0] + total, held[1] + count
+    return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 
 def _pack(batch: Batch) -> bytes:

@@ -145,7 +145,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
     if train_data is None:
         raise AssertionError("make_dataset refuses a run without training data")
     loader = make_loader(config.data, train_data, split="train", local_ranks=info.local_world_size)
-    has_truth = val_data is not None and (rl or val_data[0].ground_truth is not None)
+    has_truth = can_judge(config, val_data)
     reference: nn.Module | None = None
     if rl and (actor.use_kl_loss or config.algorithm.use_kl_in_reward):
         adapted = loaded.frozen is not None
@@ -226,6 +226,20 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
     if val_data is not None and (warning := require_distinct(train_data, val_data)):
         context.notes.append(f"[WARNING] {warning}")
     return context
+
+
+def can_judge(config: Config, val_data: Dataset | None) -> bool:
+    """Whether there is something to validate on. Raises UserError when there is, but nobody could judge the answers."""
+    if val_data is None:
+        return False
+    known = config.trainer.mode == "rl" or val_data[0].ground_truth is not None
+    if not known and config.custom_reward_function.path is None:
+        raise UserError(
+            f"data.val_files: {val_data[0].place} has no field '{config.data.answer_key}' (data.answer_key), so nobody "
+            "can judge what the model answers. Set data.answer_key to the field that holds the right answer, "
+            "custom_reward_function.path to a function that does without, or data.val_files=null"
+        )
+    return True
 
 
 def _dataset(config: Config, loaded: LoadedModel, info: RankInfo, split: Literal["train", "val"]) -> Dataset | None:

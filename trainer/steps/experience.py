@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from trainer.data import Batch
+from trainer.parallel.exchange import means_by_name
+from trainer.parallel.world import World
+from trainer.rewards import Score
 from trainer.steps.prompts import Ask
 from trainer.steps.sampler import Rollouts
 
@@ -69,6 +72,14 @@ def experience_metrics(batch: Batch, version: int) -> dict[str, float]:
     found |= {"training/staleness/mean": float(lag.mean()), "training/staleness/max": float(lag.max())}
     found["response_length/clip_ratio"] = float((~batch.rows["finished"]).float().mean())
     return found
+
+
+def reward_metrics(scores: Sequence[Score], world: World, *, rule: bool, prefix: str = "") -> dict[str, float]:
+    """``reward/NAME``: means over the responses of all ranks of what the reward function said beside the score; of the
+    maths ``rule`` the share of answers that it gave up. Collective.
+    """
+    rows = [{**score.extra, **({"unjudged": float(score.unjudged)} if rule else {})} for score in scores]
+    return {f"{prefix}reward/{name}": mean for name, mean in means_by_name(rows, world).items()}
 
 
 def mean_response_lengths(batch: Batch) -> tuple[list[int], list[float]]:

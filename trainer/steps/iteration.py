@@ -13,7 +13,7 @@ from trainer.models.lora import adapters_off
 from trainer.parallel.exchange import gather
 from trainer.steps.context import Context
 from trainer.steps.early import EarlyReference
-from trainer.steps.experience import experience_metrics, mean_response_lengths, to_batch
+from trainer.steps.experience import experience_metrics, mean_response_lengths, reward_metrics, to_batch
 from trainer.steps.forward import log_prob_column
 from trainer.steps.reference import follow
 from trainer.steps.stow import Stowage, stow
@@ -44,6 +44,8 @@ def rl_batch(ctx: Context, step: int) -> tuple[Batch, dict[str, float]]:
     groups, response_lengths = mean_response_lengths(batch)
     rolling.prompts.observe([asks[g].example for g in groups], response_lengths)
     metrics = experience_metrics(batch, version) | rolling.stats()
+    rule = ctx.config.custom_reward_function.path is None
+    metrics |= reward_metrics(rollouts.scores, ctx.world, rule=rule)
     actor, algorithm = ctx.config.actor_rollout_ref.actor, ctx.config.algorithm
     if algorithm.max_staleness:
         # Older weights drew some of it: the ratio of PPO is to the policy that did.

@@ -10,6 +10,7 @@ from trainer.data import Example
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed
 from trainer.steps.context import Context
+from trainer.steps.experience import reward_metrics
 from trainer.steps.prompts import Ask
 from trainer.steps.sampler import Rollouts, Sampler
 from trainer.steps.synced import same_on_all
@@ -42,8 +43,10 @@ def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[st
     except EngineFailed as error:
         lost = error
     same_on_all(ctx.world, lost)
-    most = ctx.config.trainer.log_val_generations
-    return validation_metrics(rollouts, ctx.world), generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
+    most, rule = ctx.config.trainer.log_val_generations, ctx.config.custom_reward_function.path is None
+    metrics = validation_metrics(rollouts, ctx.world)
+    metrics |= reward_metrics(rollouts.scores, ctx.world, rule=rule, prefix="val_")
+    return metrics, generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
 
 
 def _draw(ctx: Context, sampler: Sampler, rollouts: Rollouts) -> None:
