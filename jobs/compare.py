@@ -12,7 +12,8 @@ from jobs.table import varying_of
 from trainer.errors import UserError, nearest
 from trainer.run_folder import read_lines
 
-USUAL = ("critic/rewards/mean", "val/reward/mean", "actor/pg_loss", "train/loss", "perf/throughput", "timing_s/step")
+USUAL = ("critic/score/mean", "val/reward", "actor/pg_loss", "train/loss", "perf/throughput", "timing/step")
+"""Shown unless others are asked for, as far as the runs have them."""
 
 
 def metrics_at(run: Path, step: int | None) -> dict[str, float]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from trainer.errors import UserError, nearest
 
+READ_BY = {
+    "image": ("apptainer", "pyxis"), "binds": ("apptainer", "pyxis"), "digest": ("apptainer",), "args": ("apptainer",),
+}  # fmt: skip
+"""Key of a container -> the runtimes that read it."""
+ABOVE_0 = ("max_gpus_per_node", "cpus_per_task", "mem_gb", "write_gb_s")
+"""Numbers of a site that can't be 0."""
 GPU_STYLES = ("gres", "gpus-per-node", "gpus-per-task", "none")
 RUNTIMES = ("none", "apptainer", "pyxis")
 
@@ -75,7 +83,7 @@ class Container:
     image: str | None = None
     """Path of the .sif (apptainer) or the image name (pyxis)."""
     digest: str | None = None
-    """``sha256:...`` the image must have; None accepts and records what is there."""
+    """``sha256:...`` the image must have (apptainer); None accepts and records what is there."""
     python: str | None = None
     """The interpreter inside the image; None: ``python3`` in an image, this interpreter without one."""
     binds: tuple[str, ...] = ()
@@ -89,17 +97,50 @@ class Container:
             raise UserError(f"container.runtime={self.runtime!r} is none of {', '.join(RUNTIMES)}{hint}")
         if self.runtime != "none" and not self.image:
             raise UserError(f"container.runtime={self.runtime} needs an image: set container.image=PATH.sif.")
+        for key, runtimes in READ_BY.items():
+            if getattr(self, key) and self.runtime not in runtimes:
+                raise UserError(
+                    f"container.{key} is not read with container.runtime={self.runtime}: set the runtime to "
+                    f"{' or '.join(runtimes)}, or leave {key} out."
+                )
 
 
 T = TypeVar("T", Cluster, Container)
 
 
 def from_mapping(kind: type[T], values: Mapping[str, Any] | None) -> T:
-    """A :class:`Cluster` or :class:`Container` from its config group. Raises UserError for an unknown key."""
+    """A :class:`Cluster` or :class:`Container` from its config group. Raises UserError for an unknown key, and for a
+    value of the wrong type or below what makes sense.
+    """
     known = {field.name for field in fields(kind)}
     group = kind.__name__.lower()
     for key in values or {}:
         if key not in known:
             raise UserError(f"{group}.{key} is not a setting of a {group}{nearest(key, known) or '.'}")
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (values or {}).items()}
-    return kind(**given)
+    hints = get_type_hints(kind)
+    return kind(**{key: _checked(f"{group}.{key}", value, hints[key]) for key, value in (values or {}).items()})
+
+
+def _checked(key: str, value: Any, wanted: Any) -> Any:
+    """``value`` as a field of the type ``wanted`` holds it."""
+    kinds = [kind for kind in get_args(wanted) or (wanted,) if kind is not NoneType]
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise UserError(f"{key}={value!r} must be a list of texts; write '{key}=[\"...\"]'.")
+        return tuple(value)
+    if value is None and NoneType in get_args(wanted):
+        return None
+    if kinds == [str] and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)  # an account's number
+    if kinds == [str]:
+        good, words = isinstance(value, str) and value != "", "a text"
+    elif kinds == [bool]:
+        good, words = isinstance(value, bool), "true or false"
+    else:
+        low = key.rpartition(".")[2] in ABOVE_0
+        words = f"a {'whole ' if kinds == [int] else ''}number {'above 0' if low else 'of at least 0'}"
+        right = isinstance(value, int if kinds == [int] else int | float) and not isinstance(value, bool)
+        good = right and (value > 0 if low else value >= 0) and math.isfinite(value)
+    if not good:
+        raise UserError(f"{key}={value!r} must be {words}.")
+    return value

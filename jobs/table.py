@@ -18,8 +18,8 @@ from jobs.logs import tail_of
 from jobs.report import plain, varying_overrides
 from jobs.state import RunState
 
-REWARD = ("critic/rewards/mean", "reward/mean", "critic/score/mean", "val/reward/mean", "train/loss")
-SPEED = ("perf/throughput", "perf/tokens_per_second", "perf/tokens_per_s")
+REWARD = ("critic/score/mean", "val/reward", "train/loss")
+SPEED = ("perf/throughput", "perf/tokens_per_second")
 ETTR = ("goodput/ettr",)
 TAIL_BYTES = 16384
 TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "ettr", "reason")

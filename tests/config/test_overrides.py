@@ -77,4 +77,13 @@ def test_open_groups_take_any_key():
 
 
 def test_keys_of_the_cluster_are_left_to_hydra():
-    assert check(["cluster=dev", "cluster.partition=x", "hydra.launcher.timeout_min=5"]).argv[-1].startswith("hydra.")
+    words = ["cluster=dev", "cluster.partition=x", "hydra.launcher.timeout_min=5"]
+    assert check(["-m", *words]).argv[-1].startswith("hydra.")
+    for only_looks in (check([*words, "--cfg", "job"]), check(words, runs=False)):
+        assert only_looks.argv[-3:] == words
+
+
+@pytest.mark.parametrize("word", ["cluster=dev", "container.image=x.sif", "hydra/launcher=slurm", "hydra.sweep.dir=x"])
+def test_what_only_jobs_read_is_no_setting_of_a_run_here(word: str):
+    assert f"{word}: read by jobs only; type python -m trainer -m ..." in complaints("data.seed=1", word)
+    check(["hydra.run.dir=x", "data=arithmetic"])

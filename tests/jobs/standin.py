@@ -46,7 +46,7 @@ def main(run: Path) -> int:
         state["weights"] = hashlib.sha256(f"{state['weights']}{state['step']}".encode()).hexdigest()
         if rank == 0:
             with (run / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": state["step"], "critic/rewards/mean": state["step"] / total}) + "\n")
+                file.write(json.dumps({"step": state["step"], "critic/score/mean": state["step"] / total}) + "\n")
         if state["step"] % 10 == 0:
             _save(saved, state)
     _save(saved, state)

@@ -53,7 +53,7 @@ def book(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         append_line(Path(entries[number].run) / "attempts.jsonl", line)
     (fake / "squeue").write_text("102|100|2|PENDING|Priority|\n")
     for number in (0, 1):
-        rows = [{"step": s, "critic/rewards/mean": s / 10 + number} for s in range(1, 4 - number)]
+        rows = [{"step": s, "critic/score/mean": s / 10 + number} for s in range(1, 4 - number)]
         (Path(entries[number].run) / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path
 
@@ -90,7 +90,7 @@ def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[s
         (["cancel"], "needs to know what"),
         (["resubmit"], "needs to know what"),
         (["resubmit", "s/1"], "no batch script"),
-        (["compare", "s/0", "--metric", "critic/reward/mean"], "did you mean 'critic/rewards/mean'"),
+        (["compare", "s/0", "--metric", "critic/scores/mean"], "did you mean 'critic/score/mean'"),
         (["sync", "s/0"], "no offline W&B folder"),
         (["status", "--state", "runing"], "no state; did you mean 'running'? there are pending, "),
         (["--ledger", "{tmp}", "status"], "can't be read (Is a directory)"),

@@ -11,8 +11,11 @@ import pytest
 import yaml
 
 from jobs.__main__ import parser
+from jobs.compare import USUAL
 from jobs.options import SlurmOptions
 from jobs.site import Cluster, Container
+from jobs.table import ETTR, REWARD, SPEED
+from tests.tracking.documented import undocumented
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("jobs.md", "slurm.md", "containers.md")]
@@ -35,6 +38,10 @@ def test_commands_parse(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([\w-]+)", page.read_text(), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_tables_show_metrics_that_runs_have() -> None:
+    assert undocumented({*USUAL, *REWARD, *SPEED, *ETTR}) == set()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("c[lo][un]*/*.yaml")), ids=lambda path: path.name)

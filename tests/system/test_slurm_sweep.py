@@ -126,7 +126,7 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     good = next(row["name"] for row in rows if row["state"] == "COMPLETED")
     assert "rank 0 of 1" in lab.command("jobs", "logs", good).stdout
     assert "rank 0 of 1" in lab.command("jobs", "logs", "-f", good).stdout
-    assert "critic/rewards/mean" in lab.command("jobs", "compare", good).stdout
+    assert "critic/score/mean" in lab.command("jobs", "compare", good).stdout
     lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)

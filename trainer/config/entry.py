@@ -19,8 +19,9 @@ from trainer.errors import UserError, as_user_error
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
-def compose_and(task: Callable[[DictConfig], int], argv: Sequence[str]) -> int:
-    """Compose the settings of ``argv`` and hand them to ``task``, or to the launcher of a sweep; the exit code.
+def compose_and(task: Callable[[DictConfig], int], argv: Sequence[str], *, runs: bool = True) -> int:
+    """Compose the settings of ``argv`` and hand them to ``task``, which ``runs`` them or only looks at them, or to the
+    launcher of a sweep; the exit code.
 
     Wrong input, the user's or as Hydra sees it, becomes one message and exit code 2.
     """
@@ -38,7 +39,7 @@ def compose_and(task: Callable[[DictConfig], int], argv: Sequence[str]) -> int:
         code = max(code, _guarded(lambda: task(settings)))
 
     def compose() -> int:
-        sys.argv = [sys.argv[0], *overrides.check(argv).argv]
+        sys.argv = [sys.argv[0], *overrides.check(argv, runs=runs).argv]
         os.environ[_FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
         try:
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()

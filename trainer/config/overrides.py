@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,10 @@ class CommandLine:
     multirun: bool
 
 
-def check(argv: Sequence[str]) -> CommandLine:
-    """The command line for Hydra. Raises UserError with every unknown key, and every override that cannot be read."""
+def check(argv: Sequence[str], *, runs: bool = True) -> CommandLine:
+    """The command line for Hydra. Raises UserError with every unknown key, every override that cannot be read, and, for
+    one that ``runs`` here, those that only jobs on Slurm read.
+    """
     flags = get_args_parser().parse_intermixed_args(list(argv))
     rest, texts = _without(argv, flags.overrides), list(flags.overrides)
     groups = config_groups([conf_dir(), *_folders(flags.config_path, flags.config_dir)])
@@ -52,6 +55,8 @@ def check(argv: Sequence[str]) -> CommandLine:
         problem, renamed = _check_one(override, text, groups)
         problems += [problem] if problem else []
         checked.append(renamed)
+    if runs and not (flags.multirun or flags.cfg or flags.info):
+        problems += _for_jobs_only(checked)
     raise_all(problems + _contradictions(checked))
     standing = list(STANDING)
     if flags.multirun:
@@ -105,6 +110,14 @@ def _contradictions(texts: list[str]) -> list[str]:
         if key in keys.known_keys() and seen.setdefault(key, value) != value:
             problems.append(f"{key} is set twice: {seen[key]} and {value}")
     return problems
+
+
+def _for_jobs_only(texts: list[str]) -> list[str]:
+    """Without ``-m`` the run is this machine's, in this interpreter."""
+    found = [t for t in texts if re.match(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]", t)]
+    if not found:
+        return []
+    return [f"{', '.join(found)}: read by jobs only; type python -m trainer -m ... to start one, or leave it out"]
 
 
 def _unreadable(text: str, error: Exception) -> str:

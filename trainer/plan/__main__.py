@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         words, rest = split(argv)
     except UserError as error:
         return complain(error)
-    return compose_and(lambda settings: show(settings, words), rest)
+    return compose_and(lambda settings: show(settings, words), rest, runs=False)
 
 
 def show(settings: Any, words: Words) -> int:
