@@ -21,12 +21,15 @@ from jobs.plan import Job, Plan
 from jobs.records import attempts, process_start, write_json
 from jobs.report import varying_overrides
 from jobs.snapshot import git_state
-from trainer.errors import EXIT_OK, EXIT_REQUEUE
+from trainer.errors import EXIT_OK, EXIT_REQUEUE, UserError
 from trainer.run_folder import last_attempt, log_folder
 
 
 def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:
-    """Run every job to its end; a failing one doesn't stop the others. Exit code 1 when one failed."""
+    """Run every job to its end; a failing one doesn't stop the others. Exit code 1 when one failed. Raises UserError
+    for an image, which only Slurm's jobs run in, and for impossible numbers.
+    """
+    _require_possible(plan, options)
     before = os.umask(0o077)
     failed: list[str] = []
     varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
@@ -51,6 +54,17 @@ def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: P
     for text in failed:
         sys.stderr.write(f"{text}\n")
     return 1 if failed else 0
+
+
+def _require_possible(plan: Plan, options: LocalOptions) -> None:
+    for key, low in (("timeout_min", 1), ("max_retries", 0)):
+        if getattr(options, key) < low:
+            raise UserError(f"hydra.launcher.{key}={getattr(options, key)} must be a whole number of at least {low}.")
+    for runtime in {job.shape.container.runtime for job in plan.jobs} - {"none"}:
+        raise UserError(
+            f"container.runtime={runtime}, but hydra/launcher=local runs jobs in this interpreter: set container=none, "
+            "or hydra/launcher=slurm."
+        )
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from trainer.config.cli import help_text
+from trainer.errors import UserError
 
 
 def main() -> int:
@@ -25,6 +26,11 @@ def run_one(settings: Any) -> int:
 
     config = load(settings)
     rollout_nodes.require(config)
+    if (nodes := config.trainer.nnodes) > 1:
+        raise UserError(
+            f"trainer.nnodes={nodes}, but python -m trainer runs on this machine alone: type python -m trainer -m ... "
+            "for a job on Slurm, or trainer.nnodes=1"
+        )
     run_dir = run_dir_of(config)
     freeze(config, run_dir)
     return launch.run(config, run_dir, ranks=config.trainer.n_gpus_per_node)

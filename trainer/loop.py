@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer import signals
 from trainer.config.schema import Config
 from trainer.environment import RankInfo
-from trainer.errors import EXIT_OK, EXIT_REQUEUE
+from trainer.errors import EXIT_OK, EXIT_REQUEUE, UserError
 from trainer.parallel.world import join, leave
 from trainer.rollout import EngineFailed
 from trainer.steps.closing import close_run
@@ -23,6 +23,7 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 
 def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     """Run this rank to the end of the run, or to a saved stop; the exit code."""
+    require_ranks(config, info)
     device, meet_s = config.trainer.device, config.trainer.join_timeout_s
     world = join(info, device=device, run_dir=run_dir, meet_s=meet_s, timeout_s=COLLECTIVE_TIMEOUT_S)
     try:
@@ -34,13 +35,23 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
         leave()
 
 
+def require_ranks(config: Config, info: RankInfo) -> None:
+    """Raise UserError when other than the ranks that the batch sizes were checked for have been started."""
+    nodes, ranks = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if info.world_size != nodes * ranks:
+        raise UserError(
+            f"{info.world_size} rank(s) were started, but trainer.nnodes={nodes} times trainer.n_gpus_per_node={ranks} "
+            f"is {nodes * ranks}: set both to what there is"
+        )
+
+
 def run(ctx: Context, keeper: Keeper, show: Show) -> int:
     """All iterations from the restored one on."""
     trainer, timers = ctx.config.trainer, ctx.timers
     step = keeper.step
     ctx.engine.keep_private()
-    if step == 0 and (trainer.val_before_train or trainer.val_only):
-        show.log(0, show.validation(0))
+    if trainer.val_only or (step == 0 and trainer.val_before_train):
+        show.log(step, show.validation(step))
     if trainer.val_only:
         return EXIT_OK
     ctx.loader.start()

@@ -86,6 +86,7 @@ def test_a_frozen_run_repeats(place: Path):
         (("data.trian_files=x", "+foo=1"), "2 problems in the settings"),
         ((*DEMO, "data.train_batch_size=x"), "expected a whole number"),
         ((*DEMO, "actor_rollout_ref.rollout.n=1"), "grpo compares"),
+        ((*DEMO, "trainer.nnodes=2"), "trainer.nnodes=2, but python -m trainer runs on this machine alone"),
         (("--config-name", "nothing"), "nothing"),
         (("cluster=dev", "cluster.zzz=1"), "cluster.zzz"),
         ((*DEMO, "trainer.default_local_dir=/proc/x/run"), "can't be written"),

@@ -53,6 +53,8 @@ BAD = [
     ({"trainer.checkpoint": None}, "trainer.checkpoint=null: expected a group of keys"),
     ({"critic": 3}, "critic=3: expected a group of keys"),
     ({"data.seed": "${data.foo}"}, "Interpolation key 'data.foo' not found"),
+    ({"trainer.seed": 10**12}, "trainer.seed=1000000000000: expected a whole number (at least 0, at most 4294967295)"),
+    ({"data.val_files": []}, "data.val_files=[]: expected a text or a list of a text or null"),
     # keys
     ({"data.train_batchsize": 4}, "unknown key data.train_batchsize; did you mean data.train_batch_size?"),
     ({"actor.ppo_mini_batch_size": 4}, f"unknown key actor.ppo_mini_batch_size; did you mean {A}.ppo_mini_batch_size?"),

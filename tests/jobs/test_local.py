@@ -40,3 +40,23 @@ def test_a_failing_job_stops_no_other_and_is_shown(
 def test_an_unknown_setting(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"hydra\.launcher\.partition is not a setting of the local launcher"):
         launch_here([point(0)], {"partition": "x"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        (
+            {"container": {"runtime": "apptainer", "image": "x.sif"}},
+            {},
+            "container.runtime=apptainer, but hydra/launcher",
+        ),
+        ({}, {"timeout_min": 0}, "hydra.launcher.timeout_min=0 must be a whole number of at least 1"),
+        ({}, {"max_retries": -1}, "hydra.launcher.max_retries=-1 must be a whole number of at least 0"),
+    ],
+)
+def test_what_this_launcher_cannot_do(
+    tmp_path: Path, settings: dict[str, object], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        launch_here([point(0, **settings)], {"ledger": str(tmp_path / "l"), **options}, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()

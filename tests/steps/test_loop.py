@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from trainer import loop
-from trainer.errors import Failure
+from trainer.errors import Failure, UserError
 from trainer.rollout import EngineFailed
 from trainer.tracking import Timers
+
+
+def test_ranks_that_nobody_planned_for_are_refused() -> None:
+    config: Any = SimpleNamespace(trainer=SimpleNamespace(nnodes=2, n_gpus_per_node=4))
+    loop.require_ranks(config, SimpleNamespace(world_size=8))  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=r"4 rank\(s\) were started, but trainer.nnodes=2 times .*n_gpus_per_node=4 is 8"
+    ):
+        loop.require_ranks(config, SimpleNamespace(world_size=4))  # type: ignore[arg-type]
 
 
 class Parts:
@@ -55,6 +64,14 @@ class Parts:
 
     def after_step(self, step: int, *_: object, **__: object) -> None:
         self.may_fail("settling", step)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_run_that_only_validates_does_so_at_the_step_it_goes_on_from(step: int) -> None:
+    parts: Any = Parts("nowhere", 0)
+    parts.step, parts.config.trainer.val_only = step, True
+    assert loop.run(parts, parts, parts) == 0
+    assert parts.logged == [step]
 
 
 @pytest.mark.parametrize(

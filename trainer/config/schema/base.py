@@ -19,6 +19,8 @@ Count = Annotated[int, Field(ge=1)]
 """A whole number, at least 1."""
 Whole = Annotated[int, Field(ge=0)]
 """A whole number, at least 0."""
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+"""A whole number of 32 bits: what every generator takes, steps and samples mixed in."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]

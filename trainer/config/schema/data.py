@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from trainer.config.schema.base import Count, Section, Text, Whole
+from pydantic import Field
+
+from trainer.config.schema.base import Count, Section, Seed, Text, Whole
+
+Files = Annotated[list[Text], Field(min_length=1)]
 
 
 class Data(Section):
@@ -12,9 +16,9 @@ class Data(Section):
 
     task: Literal["arithmetic"] | None
     """A built-in task that needs no file. Replaces ``train_files`` and ``val_files``."""
-    train_files: Text | list[Text] | None
+    train_files: Text | Files | None
     """JSONL or Parquet files, folders or globs to train on."""
-    val_files: Text | list[Text] | None
+    val_files: Text | Files | None
     """The same to validate on."""
     prompt_key: Text
     """Field that holds the prompt: a text or a list of chat messages."""
@@ -42,7 +46,7 @@ class Data(Section):
     """Use only the first so many validation samples. null: all."""
     shuffle: bool
     """Shuffle the training samples anew each epoch."""
-    seed: Whole
+    seed: Seed
     """Seed of the shuffle."""
     num_workers: Whole
     """Loader processes of a rank, capped at the cores of the machine. 0: load in the training process."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainer.config.schema.base import Count, NonNegative, OpenShare, Positive, Section, Share, Text, Whole
+from trainer.config.schema.base import Count, NonNegative, OpenShare, Positive, Section, Seed, Share, Text, Whole
 
 
 def _resume_mode(value: object) -> object:
@@ -78,7 +78,7 @@ class Trainer(Section):
     """Where metrics go besides ``metrics.jsonl``."""
     log_val_generations: Whole
     """Validation answers logged as text each time."""
-    seed: Whole
+    seed: Seed
     """Seed of everything random."""
     device: Literal["auto", "cpu", "cuda"]
     """auto: CUDA where there is a GPU."""
@@ -95,7 +95,7 @@ class Trainer(Section):
     val_before_train: bool
     """Validate before the first step, when there is something to validate on."""
     val_only: bool
-    """Validate and stop."""
+    """Validate, the checkpoint at hand where there is one, and stop."""
     test_freq: Annotated[int, Field(ge=-1)]
     """Validate each so many steps. -1 or 0: only before and after training."""
     resume_mode: Annotated[Literal["auto", "disable", "path"], BeforeValidator(_resume_mode)]
