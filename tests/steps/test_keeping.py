@@ -16,7 +16,7 @@ from tests.steps.ranks import Rank
 from trainer.batching import ModelShape
 from trainer.checkpoint import CheckpointSettings
 from trainer.config import load
-from trainer.errors import UserError
+from trainer.errors import Failure, UserError
 from trainer.steps import keeping
 from trainer.steps.keeping import Keeper
 
@@ -40,6 +40,9 @@ class Store:
     restored: Any = None
 
     def before_step(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
 
     def restore(self) -> Any:
         return self.takes
@@ -244,3 +247,27 @@ def test_goodput_is_part_of_every_steps_metrics(tmp_path: Path, clock: Clock) ->
     with made:
         pass
     assert json.loads((tmp_path / "logs/attempt_1/clock.json").read_text())["number"] == 1
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_rank_that_has_not_heard_of_the_commit_does_not_save_alone(
+    tmp_path: Path, clock: Clock, elsewhere: bool
+) -> None:
+    made, store = keeper(tmp_path)
+    store.last_committed_step = 4
+    made._ctx.world.any = lambda flag: max(flag, elsewhere)  # type: ignore[misc,assignment]
+    said = str(made.lost(4, Failure("3 restarts in a row"), sync=lambda: None))
+    assert "Step 4 is saved" in said and store.steps == ([4] if elsewhere else [])
+
+
+def test_a_metric_of_rank_0_alone_may_choose_the_best(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(
+        tmp_path, checkpoint__save_freq=1, checkpoint__best_metric="goodput/ettr", checkpoint__best_mode="max"
+    )
+    made._ctx.world.is_main = False  # type: ignore[misc]
+    steps(made, 1, 1)
+    made._ctx.world.is_main = True  # type: ignore[misc]
+    with pytest.raises(UserError, match="goodput/ettr is no metric"):
+        steps(made, 2, 2)
+    steps(made, 3, 3, metrics={"goodput/ettr": 0.9})
+    assert store.saved[-1] == (3, 0.9, False)

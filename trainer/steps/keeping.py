@@ -108,7 +108,8 @@ class Keeper:
         now = time.monotonic()
         self._step_s, self._stepped_at = now - self._stepped_at, now
         self._seen |= metrics.keys()
-        self._best.require_known(self._seen)
+        if self._ctx.world.is_main:  # the other ranks don't measure all of it
+            self._best.require_known(self._seen)
         self._best.observe(step, metrics)
         minutes = keep.save_interval_minutes
         why = due(
@@ -138,10 +139,9 @@ class Keeper:
         if step == 0:
             return Failure(f"{why}. No step was trained yet; the same command begins anew")
         sync()
-        if self._store.wait(CLOSE_TIMEOUT_S) and self._store.last_committed_step == step:
-            saved = True
-        else:
-            saved = self._save(step, {}, blocking=True)
+        missing = not self._store.wait(CLOSE_TIMEOUT_S) or self._store.last_committed_step != step
+        # Saving takes all ranks: one that has not heard of the commit must not be left alone with it.
+        saved = self._save(step, {}, blocking=True) if self._ctx.world.any(int(missing)) else True
         where = f"Step {step} is saved" if saved else f"Step {step} could not be saved ({self._store.last_failure})"
         return Failure(f"{why}. {where}; the same command goes on from the last checkpoint")
 
