@@ -122,6 +122,8 @@ class Fleet(Protocol):
 class OwnNode:
     """The servers on this rank's node, which local rank 0 keeps. ``folder``: private, the same for all its ranks."""
 
+    poll_s = 0.05
+
     def __init__(
         self,
         loaded: LoadedModel,
@@ -137,8 +139,6 @@ class OwnNode:
         self._env, self._limits, self._module = env, limits, module
         self._notice: Notice | None = None
         self._servers: NodeServers | None = None
-
-    poll_s = 0.05
 
     @property
     def pids(self) -> list[int]:

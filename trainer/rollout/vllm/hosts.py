@@ -32,6 +32,8 @@ BEGIN_S, STATE_S, CLOSE_S = 60.0, 5.0, 30.0
 class Hosts:
     """Servers on other nodes. Host k is fed by local rank 0 of trainer node k, counted around."""
 
+    poll_s = 0.25
+
     def __init__(
         self,
         addresses: Sequence[Address],
@@ -54,8 +56,6 @@ class Hosts:
         self._silent: dict[int, float] = {}
         """Hosts that gave no answer, and since when."""
         self._lost = ""
-
-    poll_s = 0.25
 
     @property
     def pids(self) -> list[int]:

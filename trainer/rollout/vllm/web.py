@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,6 +38,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     """Every rank of a run may ask at the same moment."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell what went wrong, unless who asked is just gone."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class Guarded(BaseHTTPRequestHandler):
