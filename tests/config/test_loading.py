@@ -160,6 +160,8 @@ BAD = [
     ({f"{R}.agent.turn_timeout_s": 3.0}, f"{R}.agent.name=null is one turn"),
     ({f"{R}.server.start_timeout_s": 3.0}, f"{R}.name=hf starts no server"),
     ({"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0}, "keeps no best one"),
+    ({"custom_reward_function.name": "f"}, "custom_reward_function.name=f, but custom_reward_function.path=null"),
+    ({"trainer.checkpoint.write_share": 0.5, "trainer.checkpoint.async_save": False}, "write_share=0.5, but"),
     ({"trainer.mode": "sft", f"{A}.entropy_coeff": 0.01}, f"{A}.entropy_coeff=0.01, but trainer.mode=sft learns"),
     ({"trainer.mode": "sft", f"{R}.over_sampling": 1.5}, f"{R}.over_sampling=1.5, but trainer.mode=sft learns"),
 ]
@@ -212,6 +214,8 @@ def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
 
 
 def test_what_such_a_snippet_carries_along_is_told_at_the_start():
+    loading = {"data.num_workers": 0, "data.prefetch_factor": 8, "data.filter_overlong_prompts": True}
+    assert len(unread_hints(load(run_of(**loading, **{"data.truncation": "left"})))) == 2
     snippet = {
         f"{A}.bucket_boundaries": [64, 256],
         f"{A}.kl_loss_coef": 0.0,

@@ -113,6 +113,16 @@ def _refused(config: Config) -> Iterator[Rule]:
         f"{_ROLLOUT}.name={rollout.name} starts no server: set it to vllm_server",
     )
     yield Rule(
+        ("custom_reward_function.name",),
+        config.custom_reward_function.path is not None,
+        "custom_reward_function.path=null takes the rule that fits the data: set it to the file that defines it",
+    )
+    yield Rule(
+        ("trainer.checkpoint.write_share",),
+        keep.async_save,
+        "trainer.checkpoint.async_save=false saves while training waits, as fast as it goes: set it to true",
+    )
+    yield Rule(
         ("trainer.checkpoint.best_metric",),
         keep.keep_best > 0,
         "trainer.checkpoint.keep_best=0 keeps no best one: set it to 1 or more",
@@ -132,7 +142,17 @@ def _refused(config: Config) -> Iterator[Rule]:
 
 
 def _told(config: Config) -> Iterator[Rule]:
-    algorithm = config.algorithm
+    algorithm, data = config.algorithm, config.data
+    yield Rule(
+        ("data.prefetch_factor", "data.persistent_workers"),
+        data.num_workers > 0,
+        "data.num_workers=0 loads in the training process: set it to 1 or more",
+    )
+    yield Rule(
+        ("data.truncation",),
+        config.trainer.mode == "sft" or not data.filter_overlong_prompts,  # SFT cuts responses, too
+        "data.filter_overlong_prompts=true leaves such prompts out: set it to false",
+    )
     yield Rule(
         (f"{_ACTOR}.bucket_boundaries", f"{_ACTOR}.bucket_by"),
         config.actor_rollout_ref.actor.dynamic_bsz_bucketing,

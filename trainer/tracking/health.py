@@ -27,7 +27,8 @@ def generation_hint(mean_gen_s: float, marks: Watermarks) -> str | None:
         return None
     return (
         f"timing/gen is {mean_gen_s:.2f} s on average (watermark {marks.gen_s:g} s): rollout holds the step up. Raise "
-        "actor_rollout_ref.rollout.gpu_memory_utilization or max_num_batched_tokens, or lower data.max_response_length."
+        "actor_rollout_ref.rollout.max_num_seqs (with vllm also actor_rollout_ref.rollout.gpu_memory_utilization or "
+        "max_num_batched_tokens), or lower data.max_response_length."
     )
 
 
