@@ -112,10 +112,11 @@ def worker(case: Case, way: str, gradient_file: str) -> None:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     batch = read_batch(case)
+    parts, longest = micro_batches(batch, way, case.budget), int(batch.lengths.max())
+    load_model("builtin:tiny", dtype=torch.float32, device="cpu")  # what it imports is not the step's memory
     before = memory("VmRSS")
     model = load_model("builtin:tiny", dtype=torch.float32, device="cpu").model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    parts, longest = micro_batches(batch, way, case.budget), int(batch.lengths.max())
     count = int(batch.columns["loss_mask"].sum())
 
     def run(part: Batch) -> int:

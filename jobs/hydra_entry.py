@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from omegaconf.errors import OmegaConfBaseException
 from jobs import report
 from jobs.launch import Point, earlier_runs, jobs_of
 from jobs.local import run_locally
-from jobs.options import Common, LocalOptions, check_common, slurm_options
+from jobs.options import Common, local_options, slurm_options
 from jobs.plan import Plan, make_plan
 from jobs.preflight import problems_of
 from jobs.slurm import Slurm
 from jobs.submit import Submission, scripts, submit, test_only
 from trainer import rollout_nodes
 from trainer.config import keys  # noqa: F401  (registers the resolver that conf/ uses)
-from trainer.errors import EXIT_USER, UserError, nearest
+from trainer.errors import EXIT_USER, UserError
 
 
 def launch(
@@ -114,12 +113,7 @@ def launch_on_slurm(points: Sequence[Point], given: Mapping[str, Any], sweep_dir
 
 def launch_here(points: Sequence[Point], given: Mapping[str, Any], sweep_dir: Path) -> int:
     """Plan, check and run on this machine; the exit code."""
-    known = {f.name for f in fields(LocalOptions)}
-    for key in given:
-        if key not in known:
-            raise UserError(f"hydra.launcher.{key} is not a setting of the local launcher{nearest(key, known) or '.'}")
-    options = LocalOptions(**given)
-    check_common(options)
+    options = local_options(given)
     plan = _planned(points, options, sweep_dir, None, len(points))
     for job in plan.jobs:
         rollout_nodes.require(job.checked)

@@ -6,9 +6,10 @@ config of a job already says (nodes, GPUs, ranks) is derived from it and need no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.errors import UserError, nearest
 
@@ -83,6 +84,7 @@ class SlurmOptions(Common):
     tasks_per_node: int | None = None
     """Derived from trainer.n_gpus_per_node; a different value here is an error."""
     gpus_per_task: int | None = None
+    """Every task is a rank, and has one GPU; another value is an error."""
     cpus_per_gpu: int | None = None
     gres: str | None = None
     mem_per_gpu: str | None = None
@@ -106,29 +108,38 @@ class SlurmOptions(Common):
 
 LOWEST = {
     "timeout_min": 1, "signal_delay_s": 1, "array_parallelism": 1, "max_array_size": 1, "max_preemptions": -1,
-    "max_num_timeout": 0, "max_node_failures": 0, "max_bad_nodes": 0,
+    "max_num_timeout": 0, "max_node_failures": 0, "max_bad_nodes": 0, "max_retries": 0, "cpus_per_task": 1,
+    "cpus_per_gpu": 1,
 }  # fmt: skip
+Options = TypeVar("Options", bound=Common)
 
 
-def check_common(options: Common) -> None:
-    """Raises UserError for a value that is not one of the choices."""
+def local_options(values: Mapping[str, Any]) -> LocalOptions:
+    """Checked options from ``hydra.launcher``. Raises UserError for unknown keys and impossible values."""
+    return _checked(LocalOptions, "local", values)
+
+
+def _checked(kind: type[Options], name: str, values: Mapping[str, Any]) -> Options:
+    known = {f.name for f in fields(kind)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"hydra.launcher.{key} is not a setting of the {name} launcher{nearest(key, known) or '.'}")
+    options = kind(**values)
     if options.resubmit not in RESUBMIT:
         hint = nearest(str(options.resubmit), RESUBMIT) or "."
         raise UserError(f"hydra.launcher.resubmit={options.resubmit!r} is none of {', '.join(RESUBMIT)}{hint}")
+    for key, low in LOWEST.items():
+        value = getattr(options, key, None)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+            raise UserError(f"hydra.launcher.{key}={value} must be a whole number of at least {low}.")
+    return options
 
 
 def slurm_options(values: Mapping[str, Any]) -> SlurmOptions:
     """Checked options from ``hydra.launcher``. Raises UserError for unknown keys and impossible numbers."""
-    known = {f.name for f in fields(SlurmOptions)}
-    for key in values:
-        if key not in known:
-            raise UserError(f"hydra.launcher.{key} is not a setting of the slurm launcher{nearest(key, known) or '.'}")
-    options = SlurmOptions(**values)
-    check_common(options)
-    for key, low in LOWEST.items():
-        value = getattr(options, key)
-        if value is not None and (not isinstance(value, int) or value < low):
-            raise UserError(f"hydra.launcher.{key}={value} must be a whole number of at least {low}.")
+    options = _checked(SlurmOptions, "slurm", values)
+    if options.mem_gb is not None and not (isinstance(options.mem_gb, int | float) and 0 < options.mem_gb < math.inf):
+        raise UserError(f"hydra.launcher.mem_gb={options.mem_gb} must be a number above 0.")
     if options.signal_delay_s >= options.timeout_min * 60:
         raise UserError(
             f"hydra.launcher.signal_delay_s={options.signal_delay_s} leaves nothing of "

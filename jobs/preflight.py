@@ -68,7 +68,9 @@ def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:
     """Sizes given a second time under ``hydra.launcher`` must agree with the config's own."""
     own = {"nodes": shape.nodes, "tasks_per_node": shape.ranks_per_node, "gpus_per_node": shape.gpus_per_node}
     key = {"nodes": shape.nodes_key, "tasks_per_node": "trainer.n_gpus_per_node"}
-    return [
+    given = options.gpus_per_task
+    per_task = f"hydra.launcher.gpus_per_task={given}, but each task is a rank, which has one GPU; leave it out."
+    return [per_task] * (given not in (None, 1 if shape.gpus_per_node else 0)) + [
         f"hydra.launcher.{name}={getattr(options, name)} contradicts "
         f"{key.get(name, 'trainer.n_gpus_per_node')}={value}; leave it out: it follows from each job's config."
         for name, value in own.items()

@@ -146,6 +146,15 @@ def test_two_ranks_ended_while_they_write_and_publish(pair: Runs, rank: int) -> 
         _end_at(pair, scenario, rank, at, instants)
 
 
+def test_who_only_looks_at_an_older_one_leaves_the_newer_ones(alone: Runs) -> None:
+    where = alone.copy()
+    root = where / "run" / commit.FOLDER
+    looks = {"resume_mode": "path", "resume_from_path": str(root / "step_2"), "going_on": False}
+    assert alone.live(where, resume=looks).restored == 2
+    assert {p.name for p in root.iterdir()} == {"step_2", "step_3", commit.LATEST}
+    assert alone.live(where, saves=1).restored == 3
+
+
 def _instants(runs: Runs, scenario: Scenario, rank: int) -> list[str]:
     """Of an undisturbed life."""
     where = runs.copy()

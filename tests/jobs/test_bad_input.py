@@ -58,6 +58,9 @@ from trainer.plan.model import shape_of as model_shape_of
         ),
         ({}, {"max_array_size": 0}, "hydra.launcher.max_array_size=0 must be a whole number of at least 1"),
         ({}, {"array_parallelism": 0.5}, "hydra.launcher.array_parallelism=0.5 must be a whole number"),
+        ({}, {"gpus_per_task": 4}, "hydra.launcher.gpus_per_task=4, but each task is a rank, which has one GPU"),
+        ({}, {"cpus_per_task": 0}, "hydra.launcher.cpus_per_task=0 must be a whole number of at least 1"),
+        ({}, {"mem_gb": -1}, "hydra.launcher.mem_gb=-1 must be a number above 0"),
         ({}, {"timeout_min": "1 hour"}, "hydra.launcher.timeout_min=1 hour must be a whole number"),
     ],
 )

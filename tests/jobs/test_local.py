@@ -51,7 +51,11 @@ def test_an_unknown_setting(tmp_path: Path) -> None:
             "container.runtime=apptainer, but hydra/launcher",
         ),
         ({}, {"timeout_min": 0}, "hydra.launcher.timeout_min=0 must be a whole number of at least 1"),
-        ({}, {"max_retries": -1}, "hydra.launcher.max_retries=-1 must be a whole number of at least 0"),
+        (
+            {},
+            {"max_retries": -1, "dry_run": True},
+            "hydra.launcher.max_retries=-1 must be a whole number of at least 0",
+        ),
     ],
 )
 def test_what_this_launcher_cannot_do(

@@ -17,6 +17,7 @@ from trainer.batching import ModelShape
 from trainer.checkpoint import CheckpointSettings
 from trainer.config import load
 from trainer.errors import Failure, UserError
+from trainer.rollout import EngineFailed
 from trainer.steps import keeping
 from trainer.steps.keeping import Keeper
 
@@ -142,6 +143,18 @@ def test_a_stop_is_saved_and_noted(tmp_path: Path, clock: Clock) -> None:
     store.last_failure = "checkpoint of step 6 failed: rank 1: No space left on device"
     with pytest.raises(UserError, match=r"step 6 is not saved: .*No space left on device.* Free space"):
         made.after_step(6, {}, last=True, stop=None, sync=lambda: None)
+
+
+def test_who_is_asked_to_stop_needs_no_engine_any_more(tmp_path: Path, clock: Clock) -> None:
+    def gone() -> None:
+        raise EngineFailed("gone")
+
+    made, store = keeper(tmp_path, checkpoint__save_freq=1)
+    made._ctx.rolling = SimpleNamespace(settle=gone)
+    with pytest.raises(EngineFailed):
+        made.after_step(1, {}, last=False, stop=None, sync=lambda: None)
+    made.after_step(1, {}, last=False, stop="USR2", sync=lambda: None)
+    assert store.steps == [1]
 
 
 @pytest.mark.parametrize(("margin", "now", "stops"), [(2.0, 5935, False), (2.0, 5945, True), (1.0, 5945, False)])

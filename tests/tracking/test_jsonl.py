@@ -60,6 +60,13 @@ def test_the_validation_before_the_first_step_survives_a_resume(tmp_path: Path) 
     assert [r["step"] for r in read_metrics(tmp_path / "m")] == [0, 1, 2]
 
 
+def test_who_only_looks_cuts_nothing_but_half_a_line(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text('{"step": 1}\n{"step": 5}\n{"st')
+    file = MetricsFile(tmp_path / "m", None)
+    file.append({"step": 2})
+    assert [r["step"] for r in read_metrics(tmp_path / "m")] == [1, 5, 2]
+
+
 def test_every_line_is_on_disk_at_once_and_strict_json(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "m", 0)
     file.append({"step": 1, "a": math.nan, "b": -math.inf, "c": "é"})

@@ -234,7 +234,8 @@ class Checkpointer:
         so that the next attempt of the same command goes on from its own newest one.
         """
         path = self._settings.resume_from_path
-        if self._settings.resume_mode != "path" or path is None or was_resumed_from(self.root, path):
+        elsewhere = self._settings.resume_mode == "path" and self._settings.going_on
+        if not elsewhere or path is None or was_resumed_from(self.root, path):
             return
         for name in commit.set_aside(self._disk, self.root, step if same_folder(folder.parent, self.root) else -1):
             log.warning("the run goes on from %s; its own newer checkpoint is kept as %s", folder, name)

@@ -27,6 +27,8 @@ class CheckpointSettings:
     resume_mode: Literal["auto", "disable", "path"] = "auto"
     resume_from_path: str | None = None
     """A folder ``step_N``, for ``resume_mode=path``."""
+    going_on: bool = True
+    """False: the run only looks at what it restores; newer checkpoints of its own stay where they are."""
     generations: int = 2
     """Host buffers: one being written while another is filled. Host memory is at most this times a rank's share."""
     timeout_s: float = 1800.0

@@ -24,6 +24,7 @@ from trainer.config.schema.trainer import Trainer, better
 from trainer.errors import DISK_FULL, Failure, UserError
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
+from trainer.rollout import EngineFailed
 from trainer.steps.context import Context
 from trainer.steps.reference import reference_state
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
@@ -70,6 +71,7 @@ class Keeper:
                 write_share=keep.write_share,
                 resume_mode=trainer.resume_mode,
                 resume_from_path=trainer.resume_from_path,
+                going_on=not trainer.val_only,
                 mirror=trainer.default_hdfs_dir,
                 frozen=ctx.loaded.frozen is None,
             ),
@@ -102,7 +104,8 @@ class Keeper:
         self, step: int, metrics: Mapping[str, float], *, last: bool, stop: str | None, sync: Callable[[], None]
     ) -> None:
         """Save when it is time. Before leaving (``last``, ``stop``) the save is waited for; ``sync`` makes the record
-        durable first, so that no checkpoint is ahead of it. Raises UserError for a ``best_metric`` that no step has.
+        durable first, so that no checkpoint is ahead of it. Raises UserError for a ``best_metric`` that no step has,
+        and EngineFailed, unless the run stops anyway, when the engine is lost that draws ahead.
         """
         keep = self._ctx.config.trainer.checkpoint
         now = time.monotonic()
@@ -125,7 +128,11 @@ class Keeper:
         if not self._ctx.world.any(int(why is not None and self._ctx.world.is_main)):
             return
         if self._ctx.rolling is not None:
-            self._ctx.rolling.settle()
+            try:
+                self._ctx.rolling.settle()
+            except EngineFailed:
+                if stop is None:
+                    raise  # what it drew ahead is the next attempt's again
         sync()
         leaving = last or stop is not None
         saved = self._save(step, metrics, blocking=leaving)

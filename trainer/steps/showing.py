@@ -40,6 +40,7 @@ class Show:
             group=None,
             total_steps=ctx.total_steps,
             steps_done=keeper.step,
+            going_on=not trainer.val_only,
             watermarks=Watermarks(**trainer.watermarks.model_dump()),
             num_workers=ctx.config.data.num_workers,
         )

@@ -81,7 +81,8 @@ class MetricsFile:
     committed (:meth:`sync` makes it durable).
     """
 
-    def __init__(self, path: Path, steps_done: int) -> None:
+    def __init__(self, path: Path, steps_done: int | None) -> None:
+        """``steps_done``: the restored step; None keeps all that was written whole."""
         if path.exists():
             _cut(path, steps_done)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -103,14 +104,16 @@ class MetricsFile:
         os.close(self._fd)
 
 
-def _cut(path: Path, steps_done: int) -> None:
-    """Keep the whole lines of steps up to ``steps_done`` (none at all when nothing was restored)."""
+def _cut(path: Path, steps_done: int | None) -> None:
+    """Keep the whole lines of steps up to ``steps_done`` (none at all when nothing was restored, all for None)."""
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
     kept = [
         line
         for line in lines
-        if line.endswith("\n") and steps_done > 0 and (r := decode(line)) is not None and r["step"] <= steps_done
+        if line.endswith("\n")
+        and (r := decode(line)) is not None
+        and (steps_done is None or (steps_done > 0 and r["step"] <= steps_done))
     ]
     if len(kept) == len(lines):
         return

@@ -36,11 +36,13 @@ class Tracker:
         group: str | None,
         total_steps: int,
         steps_done: int = 0,
+        going_on: bool = True,
         mode: str = "auto",
         watermarks: Watermarks | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """``steps_done``: the restored step; what the record holds beyond it is cut, since it will be done again.
+        """``steps_done``: the restored step; what the record holds beyond it is cut, since it will be done again,
+        unless the run is ``going_on`` no further.
 
         ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown logger or mode and
         for a run folder that can't be written.
@@ -54,7 +56,7 @@ class Tracker:
             return
         self.run_dir = run_dir
         try:
-            self._file = MetricsFile(run_dir / METRICS_FILE, steps_done)
+            self._file = MetricsFile(run_dir / METRICS_FILE, steps_done if going_on else None)
         except OSError as error:
             raise UserError(
                 f"{run_dir / METRICS_FILE} can't be written ({error.strerror}): set trainer.default_local_dir to a "
