@@ -76,10 +76,14 @@ def numbers(rank: int, size: int, run: str, store: str) -> None:
     assert 0 < now["ckpt/write_s"] < 60 and now["ckpt/copy_s"] > 0 and now["ckpt/write_s"] == keeper.save_s
     assert abs(now["ckpt/write_gbps"] * now["ckpt/write_s"] * 1e9 / now["ckpt/bytes"] - 1) < 1e-6
     assert 0 <= now["ckpt/age_s"] < 30 and now["ckpt/failures"] == 0 and said == []
+    latest, until = Path(run) / commit.FOLDER / commit.LATEST, time.monotonic() + 30
+    while not (latest.exists() and latest.read_text() == "step_2\n"):  # written after the commit
+        assert time.monotonic() < until
+        time.sleep(0.002)
     gate.write_text("fail")
     assert not keeper.save(3, {}, {}, blocking=True)
     # The step after the failure: in the log at once, and among its metrics.
-    assert len(said) == 1 and "checkpoint of step 3 failed" in said[0] and "No space left" in said[0]
+    assert len(said) == 1 and "checkpoint of step 3 failed" in said[0] and "No space left" in said[0], said
     now = keeper.metrics()
     assert now["ckpt/failures"] == 1 and now["ckpt/last_committed_step"] == 2
     gate.write_text("open")

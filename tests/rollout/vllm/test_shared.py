@@ -41,7 +41,12 @@ def test_another_process_reads_what_was_written_last() -> None:
     shared.close()
 
 
+def held() -> list[str]:
+    return [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+
+
 def test_a_reader_can_not_change_them_and_may_outlive_the_writer() -> None:
+    before = sum("memfd:weights" in link for link in held())
     shared = SharedWeights()
     shared.write(arrivals([("a", torch.zeros(4))]))
     ((_, mine),) = Reader().read(shared.path, shared.table)
@@ -51,5 +56,4 @@ def test_a_reader_can_not_change_them_and_may_outlive_the_writer() -> None:
     shared.close()
     assert mine.tolist() == [1, 1, 1, 1]
     del mine
-    held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    assert not any("memfd:weights" in link for link in held)
+    assert sum("memfd:weights" in link for link in held()) <= before
