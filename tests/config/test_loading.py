@@ -147,18 +147,9 @@ BAD = [
     ({"trainer.checkpoint.best_metric": "actor/entropy"}, "Set trainer.checkpoint.best_mode=max or min"),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),
     # what others leave unread
-    ({f"{A}.kl_loss_coef": 0.01}, f"{A}.kl_loss_coef=0.01, but {A}.use_kl_loss=false"),
-    ({f"{A}.kl_loss_type": "k1"}, f"{A}.kl_loss_type=k1, but {A}.use_kl_loss=false"),
-    ({"actor_rollout_ref.ref.ema_decay": 0.9}, "set it to a number of steps, or leave ema_decay out"),
-    ({f"{A}.grad_clip_min_batch_size": 16}, f"{A}.grad_clip_adaptive=false clips all steps alike"),
     ({f"{A}.grad_clip_adaptive": True, f"{A}.grad_clip": 0.0}, f"{A}.grad_clip=0 clips nothing"),
-    ({**STATIC, f"{A}.dynamic_bsz_bucketing": True}, f"dynamic_bsz_bucketing=true, but {A}.use_dynamic_bsz=false"),
-    ({**STATIC, f"{A}.share_prompt": True}, f"{A}.share_prompt=true, but {A}.use_dynamic_bsz=false"),
-    ({f"{A}.optim.min_lr_ratio": 0.1}, "lr_scheduler_type=constant never falls: set it to linear or cosine"),
     ({f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_low": 0.2, f"{A}.clip_ratio_high": 0.3}, f"{A}.clip_ratio=0.1, but"),
-    ({f"{R}.val_kwargs.temperature": 0.6}, f"{R}.val_kwargs.do_sample=false takes the likeliest token"),
     ({f"{R}.agent.turn_timeout_s": 3.0}, f"{R}.agent.name=null is one turn"),
-    ({f"{R}.server.start_timeout_s": 3.0}, f"{R}.name=hf starts no server"),
     ({"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0}, "keeps no best one"),
     ({"custom_reward_function.name": "f"}, "custom_reward_function.name=f, but custom_reward_function.path=null"),
     ({"trainer.checkpoint.write_share": 0.5, "trainer.checkpoint.async_save": False}, "write_share=0.5, but"),
@@ -171,6 +162,25 @@ BAD = [
 def test_each_bad_input_has_its_one_message(changes: dict[str, object], message: str):
     found = problems(run_of(**changes))
     assert len(found) == 1 and message in found[0], found
+
+
+SWITCHED_OFF: list[tuple[dict[str, object], str]] = [
+    ({f"{A}.kl_loss_coef": 0.01}, f"{A}.kl_loss_coef=0.01, but {A}.use_kl_loss=false"),
+    ({f"{A}.kl_loss_type": "k1"}, f"{A}.kl_loss_type=k1, but {A}.use_kl_loss=false"),
+    ({"actor_rollout_ref.ref.ema_decay": 0.9}, "set it to a number of steps, or leave ema_decay out"),
+    ({f"{A}.grad_clip_min_batch_size": 16}, f"{A}.grad_clip_adaptive=false clips all steps alike"),
+    ({**STATIC, f"{A}.dynamic_bsz_bucketing": True}, f"dynamic_bsz_bucketing=true, but {A}.use_dynamic_bsz=false"),
+    ({**STATIC, f"{A}.share_prompt": True}, f"{A}.share_prompt=true, but {A}.use_dynamic_bsz=false"),
+    ({f"{A}.optim.min_lr_ratio": 0.1}, "lr_scheduler_type=constant never falls: set it to linear or cosine"),
+    ({f"{R}.val_kwargs.temperature": 0.6}, f"{R}.val_kwargs.do_sample=false takes the likeliest token"),
+    ({f"{R}.server.start_timeout_s": 3.0}, f"{R}.name=hf starts no server"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), SWITCHED_OFF, ids=[message[:40] for _, message in SWITCHED_OFF])
+def test_what_a_sweep_over_its_switch_carries_along_is_told(changes: dict[str, object], message: str):
+    (told,) = unread_hints(load(run_of(**changes)))
+    assert message in told
 
 
 def test_all_problems_are_reported_together():

@@ -19,8 +19,8 @@ HEAD = """\
 Written by `python -m trainer.config.reference` from `conf/config.yaml` (defaults) and `trainer/config/schema` (types,
 meaning). Type `KEY=VALUE` after `python -m trainer`; `${...}` as a default means that the key follows another one.
 Names are verl's; a verl key that does nothing here is an error that says why. So is a setting of yours that others
-leave without effect (`kl_loss_coef` without `use_kl_loss`); what snippets for verl and sweeps carry along is told at
-the start of the run.
+leave without effect (`over_sampling` with `trainer.mode=sft`); what snippets for verl carry along, or a sweep over the
+switch (`kl_loss_coef` where `use_kl_loss=false`), is told at the start of the run.
 """
 TABLE = "| key | values | default | meaning |\n|---|---|---|---|\n"
 

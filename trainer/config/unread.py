@@ -1,5 +1,5 @@
 """Settings that nothing reads while others are as they are, so that nobody waits for what they would do: refused, or,
-where a snippet for verl or a sweep carries them along, told at the start of the run.
+where a snippet for verl or a sweep over the switch carries them along, told at the start of the run.
 """
 
 from __future__ import annotations
@@ -65,52 +65,14 @@ def unread_hints(config: Config) -> list[str]:
 def _refused(config: Config) -> Iterator[Rule]:
     actor, rollout, keep = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer.checkpoint
     yield Rule(
-        (f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"),
-        actor.use_kl_loss,
-        f"{_ACTOR}.use_kl_loss=false adds no KL to the loss: set it to true",
-        {f"{_ACTOR}.kl_loss_coef": 0.0},
-    )
-    yield Rule(
-        (f"{_REF}.ema_decay",),
-        config.actor_rollout_ref.ref.ema_interval is not None,
-        f"{_REF}.ema_interval=null keeps the reference as it is: set it to a number of steps",
-    )
-    yield Rule(
-        (f"{_ACTOR}.grad_clip_min_batch_size",),
-        actor.grad_clip_adaptive,
-        f"{_ACTOR}.grad_clip_adaptive=false clips all steps alike: set it to true",
-    )
-    yield Rule(
         (f"{_ACTOR}.grad_clip_adaptive",),
         actor.grad_clip > 0,
         f"{_ACTOR}.grad_clip=0 clips nothing: set it to 1.0",
     )
     yield Rule(
-        (f"{_ACTOR}.dynamic_bsz_bucketing", f"{_ACTOR}.share_prompt"),
-        actor.use_dynamic_bsz,
-        f"{_ACTOR}.use_dynamic_bsz=false cuts micro-batches by count and pads them: set it to true",
-        {f"{_ACTOR}.share_prompt": False},
-    )
-    yield Rule(
-        (f"{_ACTOR}.optim.min_lr_ratio",),
-        actor.optim.lr_scheduler_type != "constant",
-        f"{_ACTOR}.optim.lr_scheduler_type=constant never falls: set it to linear or cosine",
-    )
-    yield Rule(
-        tuple(f"{_ROLLOUT}.val_kwargs.{name}" for name in ("temperature", "top_p", "top_k")),
-        rollout.val_kwargs.do_sample,
-        f"{_ROLLOUT}.val_kwargs.do_sample=false takes the likeliest token: set it to true",
-        {f"{_ROLLOUT}.val_kwargs.temperature": 0.0},
-    )
-    yield Rule(
         tuple(f"{_ROLLOUT}.agent.{name}" for name in ("max_turns", "turn_timeout_s", "max_observation_length")),
         rollout.agent.name is not None or rollout.agent.path is not None,
         f"{_ROLLOUT}.agent.name=null is one turn without tools: set it to calculator, or to a class of yours",
-    )
-    yield Rule(
-        (f"{_ROLLOUT}.server.start_timeout_s",),
-        rollout.name == "vllm_server",
-        f"{_ROLLOUT}.name={rollout.name} starts no server: set it to vllm_server",
     )
     yield Rule(
         ("custom_reward_function.name",),
@@ -143,6 +105,45 @@ def _refused(config: Config) -> Iterator[Rule]:
 
 def _told(config: Config) -> Iterator[Rule]:
     algorithm, data = config.algorithm, config.data
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    yield Rule(
+        (f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"),
+        actor.use_kl_loss,
+        f"{_ACTOR}.use_kl_loss=false adds no KL to the loss: set it to true",
+        {f"{_ACTOR}.kl_loss_coef": 0.0},
+    )
+    yield Rule(
+        (f"{_REF}.ema_decay",),
+        config.actor_rollout_ref.ref.ema_interval is not None,
+        f"{_REF}.ema_interval=null keeps the reference as it is: set it to a number of steps",
+    )
+    yield Rule(
+        (f"{_ACTOR}.grad_clip_min_batch_size",),
+        actor.grad_clip_adaptive,
+        f"{_ACTOR}.grad_clip_adaptive=false clips all steps alike: set it to true",
+    )
+    yield Rule(
+        (f"{_ACTOR}.dynamic_bsz_bucketing", f"{_ACTOR}.share_prompt"),
+        actor.use_dynamic_bsz,
+        f"{_ACTOR}.use_dynamic_bsz=false cuts micro-batches by count and pads them: set it to true",
+        {f"{_ACTOR}.share_prompt": False},
+    )
+    yield Rule(
+        (f"{_ACTOR}.optim.min_lr_ratio",),
+        actor.optim.lr_scheduler_type != "constant",
+        f"{_ACTOR}.optim.lr_scheduler_type=constant never falls: set it to linear or cosine",
+    )
+    yield Rule(
+        tuple(f"{_ROLLOUT}.val_kwargs.{name}" for name in ("temperature", "top_p", "top_k")),
+        rollout.val_kwargs.do_sample,
+        f"{_ROLLOUT}.val_kwargs.do_sample=false takes the likeliest token: set it to true",
+        {f"{_ROLLOUT}.val_kwargs.temperature": 0.0},
+    )
+    yield Rule(
+        (f"{_ROLLOUT}.server.start_timeout_s",),
+        rollout.name == "vllm_server",
+        f"{_ROLLOUT}.name={rollout.name} starts no server: set it to vllm_server",
+    )
     yield Rule(
         ("data.prefetch_factor", "data.persistent_workers"),
         data.num_workers > 0,
@@ -155,7 +156,7 @@ def _told(config: Config) -> Iterator[Rule]:
     )
     yield Rule(
         (f"{_ACTOR}.bucket_boundaries", f"{_ACTOR}.bucket_by"),
-        config.actor_rollout_ref.actor.dynamic_bsz_bucketing,
+        actor.dynamic_bsz_bucketing,
         f"{_ACTOR}.dynamic_bsz_bucketing=false keeps no buckets apart: set it to true",
     )
     yield Rule(
