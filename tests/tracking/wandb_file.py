@@ -34,7 +34,7 @@ def records_now(folder: Path) -> list[Any]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
-        if kind == 0:
+        if kind == 0 or at + HEADER + length > len(data):  # the service is still writing
             break
         parts += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
