@@ -26,21 +26,23 @@ def with_followers(values: Mapping[str, Any]) -> dict[str, Any]:
     changes both.
     """
     found: dict[str, Any] = copy.deepcopy(dict(values))
+    expressions = followers()
     for key, own in own_values(values).items():
-        *path, name = key.split(".")
-        section = _at(found, path)
+        parent, _, name = key.rpartition(".")
+        section = at(found, parent)
         if section[name] == own:
-            section[name] = followers()[key]
+            section[name] = expressions[key]
     return found
+
+
+def at(values: Any, key: str) -> Any:
+    """What ``values`` have under the dotted ``key``."""
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 def _of(values: Mapping[str, Any], raw: str) -> Any:
     if raw.startswith(_TWICE):
         return keys.twice(_of(values, raw.removeprefix(_TWICE).removesuffix("}")))
-    return _at(values, raw.removeprefix("${").removesuffix("}").split("."))
-
-
-def _at(values: Any, path: list[str]) -> Any:
-    for part in path:
-        values = values[part]
-    return values
+    return at(values, raw.removeprefix("${").removesuffix("}"))

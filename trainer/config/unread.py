@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.following import followers, own_values
+from trainer.config.following import at, followers, own_values
 from trainer.config.keys import defaults, written
 from trainer.config.schema import Config
 
@@ -32,8 +32,8 @@ class Rule:
         """A line for each of the keys that is not at its default and does nothing."""
         standard = defaults()
         for key in () if self.read else self.keys:
-            value = _at(values, key)
-            if value != _at(standard, key) and not (key in self.harmless and value == self.harmless[key]):
+            value = at(values, key)
+            if value != at(standard, key) and not (key in self.harmless and value == self.harmless[key]):
                 yield f"{key}={written(value)}, but {self.mend}, or leave {key.rsplit('.', 1)[-1]} out"
 
 
@@ -44,7 +44,7 @@ def unread_problems(config: Config) -> Iterator[str]:
         yield from rule.broken(values)
     actor = config.actor_rollout_ref.actor
     ratio, low, high = actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high
-    if ratio != _at(defaults(), f"{_ACTOR}.clip_ratio") and ratio not in (low, high):
+    if ratio != at(defaults(), f"{_ACTOR}.clip_ratio") and ratio not in (low, high):
         yield (
             f"{_ACTOR}.clip_ratio={ratio}, but clip_ratio_low={low} and clip_ratio_high={high} are set as well and "
             "come first: set these, or leave clip_ratio out"
@@ -57,7 +57,7 @@ def unread_hints(config: Config) -> list[str]:
     found = [line for rule in _told(config) for line in rule.broken(values)]
     own = own_values(values)
     for key in followers():
-        if key.startswith(("critic.", "reward_model.")) and (value := _at(values, key)) != own[key]:
+        if key.startswith(("critic.", "reward_model.")) and (value := at(values, key)) != own[key]:
             found.append(f"{key}={written(value)} does nothing: value and reward models are not built yet")
     return [f"[HINT] {line}." for line in found]
 
@@ -180,9 +180,3 @@ def _told(config: Config) -> Iterator[Rule]:
         algorithm.adv_estimator == "gae",
         f"algorithm.adv_estimator={algorithm.adv_estimator} has no lambda: set it to 1.0",
     )
-
-
-def _at(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        values = values[part]
-    return values
