@@ -254,14 +254,14 @@ def fill(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None
 def hold(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None:
     ours, peers = savers[-1].name, [s for s in savers[:-1]]
     stall, total = times.median("stall", ours), times.median("total", ours)
-    report.check("stall, in memcpys", stall / times.median("total", "memcpy"), STALL_BAR, at_most=True)
+    report.check("stall, in memcpys", stall / times.median("total", "memcpy"), STALL_BAR, at_most=True, clocked=True)
     least = min(times.median("stall", p.name) for p in peers)
-    report.check("stall, against the peers' best", stall / least, 1.0, at_most=True)
+    report.check("stall, against the peers' best", stall / least, 1.0, at_most=True, clocked=True)
     least = min(times.median("total", p.name) for p in peers if p.synced != "nothing")
-    report.check("whole save, against the best of the peers that fsync", total / least, 1.0, at_most=True)
-    report.check("step time while writing", times.median("slowdown", ours), SLOWDOWN_BAR, at_most=True)
+    report.check("whole save, against the best of the peers that fsync", total / least, 1.0, at_most=True, clocked=True)
+    report.check("step time while writing", times.median("slowdown", ours), SLOWDOWN_BAR, at_most=True, clocked=True)
     disk = times.median("total", "dd") / times.median("write alone", ours)
-    report.check("bytes per second, against dd conv=fsync", disk, DISK_BAR)
+    report.check("bytes per second, against dd conv=fsync", disk, DISK_BAR, clocked=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -104,12 +104,12 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             times_memcpy=syncs[name][0] / copy,
             first_use_s=syncs[name][1],
         )
-    report.check(f"{case.model}: vllm against hf, speed", speeds["vllm"] / speeds["hf"], 0.0 if quick else 1.0)
+    faster = speeds["vllm"] / speeds["hf"]
+    report.check(f"{case.model}: vllm against hf, speed", faster, 0.0 if quick else 1.0, clocked=True)
     if case.model != "builtin:tiny":  # 4 MB are copied in a millisecond
         for name in ("vllm", "vllm_server"):
-            report.check(
-                f"{case.model}: {name}, hand-over in copies", syncs[name][0] / copy, TIMES_MEMCPY, at_most=True
-            )
+            copies, what = syncs[name][0] / copy, f"{case.model}: {name}, hand-over in copies"
+            report.check(what, copies, TIMES_MEMCPY, at_most=True, clocked=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole suite: unit tests over the cores, what needs quiet by itself, then real runs in two lanes, the real Slurm and
-# vLLM, which use less than a core, behind. Each part ends with its closing line.
+# The whole suite: unit tests over the cores, then real runs in two lanes, the real Slurm and vLLM, which use less than a
+# core, behind. Each part ends with its closing line.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 status=0
@@ -14,8 +14,7 @@ behind_says=$(mktemp)
 own=$(mktemp -d)                 # DeepSpeed compiles once for all parts, and no killed build of another session is in the way
 export TORCH_EXTENSIONS_DIR="$own"
 trap 'rm -rf "$behind_says" "$own"' EXIT
-part -n "$(nproc)" --dist worksteal --ignore tests/system --ignore tests/e2e -m "not serial" "$@" || status=$?
-part --ignore tests/system --ignore tests/e2e -m serial "$@" || status=$?
+part -n "$(nproc)" --dist worksteal --ignore tests/system --ignore tests/e2e "$@" || status=$?
 set -m      # else the part behind would never hear of Ctrl-C, and its daemons would stay
 part tests/system/test_slurm_*.py tests/system/test_vllm*.py "$@" > "$behind_says" 2>&1 < /dev/null &
 behind=$!

@@ -59,7 +59,6 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
 @pytest.mark.timeout(1800)
 def test_kills_at_random_instants_lose_nothing(zygote: Zygote, memory: Path) -> None:
     run, chance = memory / "run", random.Random(1)

@@ -1,0 +1,43 @@
+"""A benchmark's short form, as the suite runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """``python -m benchmarks.NAME --quick`` in a process of its own: what it wrote. Its exit code is held to its
+    checks, and all but the clocked ones must hold: those are the bars of a machine that has nothing else to do.
+    """
+    out = folder / f"{name}.json"
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out), *more],
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | (env or {}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(out.read_text())
+    short = [n for n, check in report["checks"].items() if not check["ok"]]
+    assert done.returncode == bool(short), done.stdout
+    assert report["rows"]
+    assert not [n for n in short if not report["checks"][n]["clocked"]], done.stdout
+    return report
+
+
+def not_absurd(report: dict[str, Any], slack: float) -> None:
+    """Clocked checks may miss their bars by a factor of ``slack``, which no busy minute explains."""
+    for name, check in report["checks"].items():
+        if check["clocked"]:
+            value, bar = check["value"], check["bar"]
+            assert value <= bar * slack if check["at_most"] else value >= bar / slack, (name, check)
