@@ -89,7 +89,7 @@ def point(index: int = 0, *overrides: str, cluster: dict[str, Any] | None = None
     return Point(index=index, overrides=overrides or tuple(f"{k}={v}" for k, v in settings.items()), config=config)
 
 
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait for a condition, at most ``seconds``."""
     end = time.monotonic() + seconds
     while not true():

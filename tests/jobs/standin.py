@@ -2,6 +2,9 @@
 
 Its "weights" are a hash over all steps, so that an interrupted run equals an uninterrupted one only if no step was lost
 or repeated. Settings come from the config: ``trainer.total_training_steps``, and the experiment's name says what to do.
+
+``STANDIN_HOLD_AFTER``: after so many steps of an attempt it makes no more until it is asked to stop, or the file ``go``
+lies in its run folder: what interrupts it comes in time, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from pathlib import Path
 import yaml
 
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.05"))
+HOLD_AFTER = int(os.environ.get("STANDIN_HOLD_AFTER", str(10**9)))
+HOLD_S = 400.0
 
 
 def main(run: Path) -> int:
@@ -40,8 +45,13 @@ def main(run: Path) -> int:
     total = int(config["trainer"]["total_training_steps"])
     saved = run / f"state_{rank}.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weights": ""}
+    hold, until = state["step"] + HOLD_AFTER, time.monotonic() + HOLD_S
     while state["step"] < total and not asked:
         time.sleep(STEP_S)
+        if state["step"] >= hold and not (run / "go").exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"held for {HOLD_S} s")
+            continue
         state["step"] += 1
         state["weights"] = hashlib.sha256(f"{state['weights']}{state['step']}".encode()).hexdigest()
         if rank == 0:
@@ -49,6 +59,11 @@ def main(run: Path) -> int:
                 file.write(json.dumps({"step": state["step"], "critic/score/mean": state["step"] / total}) + "\n")
         if state["step"] % 10 == 0:
             _save(saved, state)
+    for number in (
+        signal.SIGUSR2,
+        signal.SIGTERM,
+    ):  # as trainer.signals: one that comes late must not kill what has saved
+        signal.signal(number, signal.SIG_IGN)
     _save(saved, state)
     if state["step"] >= total:
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ class Lab:
         )
 
     def attempt(self, **env: str) -> int:
-        return self.start(**env).wait(timeout=60)
+        return self.start(**env).wait(timeout=200)
 
 
 @pytest.fixture
@@ -69,12 +70,12 @@ def test_a_job_runs_to_its_end(lab: Lab) -> None:
 
 def test_saved_and_queued_again_with_its_array_index(lab: Lab) -> None:
     lab.launch([point(0)])
-    process = lab.start(STANDIN_STEP_S="0.05")
+    process = lab.start(STANDIN_HOLD_AFTER="3")
     _stop_when_at_step(lab.run, 3)
-    assert process.wait(timeout=60) == 85
+    assert process.wait(timeout=200) == 85
     assert calls(lab.fake) == "scontrol requeue 100_0\n"  # SLURM_JOB_ID would requeue the whole array
     (line,) = attempts(lab.run)
-    assert line["cause"] == "signalled" and 3 <= line["step_to"] < 20
+    assert line["cause"] == "signalled" and line["step_to"] == 3
     assert lab.attempt(restarts=1) == 0
     assert [a["cause"] for a in attempts(lab.run)] == ["signalled", "done"]
     assert attempts(lab.run)[1]["step_from"] == line["step_to"]
@@ -87,7 +88,8 @@ def _stop_when_at_step(run: Path, step: int) -> None:
     mine = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, run)]
     for process in mine:
         os.kill(int(process.name), signal.SIGUSR2)
-        os.kill(int(process.name), signal.SIGUSR2)  # in a container it comes twice
+        with contextlib.suppress(ProcessLookupError):  # it may have saved and gone by then
+            os.kill(int(process.name), signal.SIGUSR2)  # in a container it comes twice
 
 
 def _is_worker(process: Path, run: Path) -> bool:
@@ -103,18 +105,18 @@ def test_a_job_that_slurm_has_not_taken_is_queued_again(lab: Lab, state: str) ->
     """Its signal is still on the way to some process, or the controller doesn't answer for a moment."""
     lab.launch([point(0)])
     (lab.fake / "job").write_text(f"JobState={state} Restarts=0 PreemptTime=None" if state else "")
-    process = lab.start(STANDIN_STEP_S="0.05")
+    process = lab.start(STANDIN_HOLD_AFTER="2")
     _stop_when_at_step(lab.run, 2)
-    assert process.wait(timeout=60) == 85
+    assert process.wait(timeout=200) == 85
     assert attempts(lab.run)[0]["cause"] == "signalled" and calls(lab.fake) == "scontrol requeue 100_0\n"
 
 
 def test_slurm_that_took_the_job_itself_is_not_asked_again(lab: Lab) -> None:
     lab.launch([point(0)])
     (lab.fake / "job").write_text("JobState=COMPLETING Restarts=1 PreemptTime=None")
-    process = lab.start(STANDIN_STEP_S="0.05")
+    process = lab.start(STANDIN_HOLD_AFTER="2")
     _stop_when_at_step(lab.run, 2)
-    assert process.wait(timeout=60) == 85
+    assert process.wait(timeout=200) == 85
     assert attempts(lab.run)[0]["cause"] == "requeued"
     assert calls(lab.fake) == ""
 
@@ -144,7 +146,7 @@ def test_an_attempt_that_died_with_its_node_is_written_down_by_the_next(lab: Lab
     log = lab.run / "logs/attempt_1/rank_0.log"
     until(lambda: log.exists() and "rank 0" in log.read_text())
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(timeout=200)
     for orphan in [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, lab.run)]:
         os.kill(int(orphan.name), signal.SIGKILL)
     begun = read_json(lab.run / "logs/attempt_1/begin.json")["start"]
@@ -198,7 +200,7 @@ def test_the_payload_holds_strings_only(lab: Lab) -> None:
     code = "import sys, submitit.core.utils as u; d = u.DelayedSubmission.load(sys.argv[1]); print(vars(d.function))"
     pickle = next(iter(lab.sweep.glob(".submitit/*/*_submitted.pkl")))
     out = subprocess.run(
-        [sys.executable, "-c", code, str(pickle)], capture_output=True, text=True, timeout=30, cwd=ROOT
+        [sys.executable, "-c", code, str(pickle)], capture_output=True, text=True, timeout=200, cwd=ROOT
     )
     assert out.stdout.strip() == str({"run": str(lab.run)}), out.stderr
     assert json.loads((lab.run / "job.json").read_text())["overrides"] == []

@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.launch import report_error
 from trainer.tracking.console import make_display
 
-BOUND_S = 60.0
+BOUND_S = 300.0
 
 
 def main(run_dir: Path) -> int:

@@ -126,7 +126,7 @@ def test_threads_are_the_cores_over_the_ranks_and_the_users_own_setting_wins() -
 def test_the_affinity_mask_counts() -> None:
     one = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{one}]); from trainer.environment import *; print(available_cores())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == "1"
 
 
@@ -152,5 +152,5 @@ def test_this_environments_programs_come_first_once() -> None:
 def test_nothing_heavy_is_imported() -> None:
     light = "trainer.environment, trainer.signals, trainer.launch, trainer.rollout_nodes"
     code = f"import sys, {light}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == "False"

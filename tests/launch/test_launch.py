@@ -23,7 +23,12 @@ from trainer.launch import run
 signals.install()
 sys.exit(run({}, Path(sys.argv[1]), int(sys.argv[2])))
 """
-BOUND_S = 50.0
+BOUND_S = 200.0
+"""Of a wait that ends by itself, far beyond what a busy machine makes of it."""
+
+
+SHORT = {"PLIMSOLL_KILL_GRACE_S": "0.5"}
+"""For ranks that never end by themselves."""
 
 
 def start(folder: Path, ranks: int, plan: str, stdout: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
@@ -33,7 +38,7 @@ def start(folder: Path, ranks: int, plan: str, stdout: int = subprocess.PIPE, **
         stderr=subprocess.PIPE,
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-        | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": plan, "PLIMSOLL_KILL_GRACE_S": "0.5"}
+        | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": plan, "PLIMSOLL_KILL_GRACE_S": str(BOUND_S)}
         | env,
         start_new_session=True,
     )
@@ -53,12 +58,20 @@ def wait_until_started(folder: Path, ranks: int, name: str = "started") -> None:
 
 
 def pids(folder: Path) -> list[int]:
-    return [int(p.read_text().split()[0]) for name in ("started", "grandchild") for p in folder.glob(f"{name}_*")]
+    notes = [p.read_text() for name in ("started", "grandchild") for p in folder.glob(f"{name}_*")]
+    return [int(note.split()[0]) for note in notes if note]  # a rank may be killed before it has written its own
+
+
+def lives(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_gone(numbers: list[int]) -> None:
     deadline = time.monotonic() + BOUND_S
-    while alive := [n for n in numbers if psutil.pid_exists(n) and psutil.Process(n).status() != "zombie"]:
+    while alive := [n for n in numbers if lives(n)]:
         assert time.monotonic() < deadline, f"orphans: {alive}"
         time.sleep(0.01)
 
@@ -115,15 +128,14 @@ def test_a_rank_that_died_without_a_word_shows_the_end_of_its_log(tmp_path: Path
 
 
 def test_a_rank_stuck_in_a_collective_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    began = time.monotonic()
-    code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash"))
-    assert code == 1 and time.monotonic() - began < BOUND_S
+    code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash", **SHORT))
+    assert code == 1
     assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
     assert_gone(pids(tmp_path))
 
 
 def test_a_failed_rank_that_hangs_on_its_way_out_does_not_hold_the_run(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "0=deaf,1=hang"))
+    code, out = finish(start(tmp_path, 2, "0=deaf,1=hang", **SHORT))
     assert code == 1 and out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
     assert "Rank 1 failed first: exit code 1." in out
     assert_gone(pids(tmp_path))
@@ -135,7 +147,7 @@ def test_what_a_rank_left_behind_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_goes_on_after_the_end_is_named(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "1=deaf", PLIMSOLL_FINISH_GRACE_S="0.5"))
+    code, out = finish(start(tmp_path, 2, "1=deaf", PLIMSOLL_FINISH_GRACE_S="0.5", **SHORT))
     assert code != 0
     assert "Rank 1 failed first: it went on long after another rank had finished." in out
     assert_gone(pids(tmp_path))
@@ -158,7 +170,7 @@ def test_a_signal_before_python_is_ready_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_second_interrupt_quits_at_once(tmp_path: Path) -> None:
-    parent = start(tmp_path, 2, "0=deaf,1=deaf", PLIMSOLL_KILL_GRACE_S="60")
+    parent = start(tmp_path, 2, "0=deaf,1=deaf")
     wait_until_started(tmp_path, 2, "grandchild")
     parent.send_signal(signal.SIGINT)
     wait_until_started(tmp_path, 2, "heard")
