@@ -10,12 +10,13 @@ from trainer.config.schema import Config
 from trainer.environment import RankInfo
 from trainer.errors import EXIT_OK, EXIT_REQUEUE, UserError
 from trainer.parallel.world import join, leave
-from trainer.rollout import EngineFailed
 from trainer.steps.closing import close_run
 from trainer.steps.context import Context, build, endless
 from trainer.steps.iteration import rl_batch, sft_batch, update_policy
 from trainer.steps.keeping import Keeper
 from trainer.steps.showing import Show
+from trainer.steps.sound import require_sound_data
+from trainer.steps.synced import LOST
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """Bounds every wait for another rank once all have met: a rank that died is an error on the others, never a hang."""
@@ -50,38 +51,36 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
     trainer, timers = ctx.config.trainer, ctx.timers
     step = keeper.step
     ctx.engine.keep_private()
-    if trainer.val_only or (step == 0 and trainer.val_before_train):
-        show.log(step, show.validation(step))
     if trainer.val_only:
+        show.log(step, show.validation(step))
         return EXIT_OK
+    if step == 0:
+        require_sound_data(ctx)
     ctx.loader.start()
-    batches = endless(ctx.loader)
-    while step < ctx.total_steps:
-        step += 1
-        began = time.perf_counter()
-        try:
-            batch, metrics = rl_batch(ctx, step) if ctx.is_rl else sft_batch(ctx, batches)
-        except EngineFailed as error:
-            raise keeper.lost(step - 1, error, sync=show.tracker.sync) from error
-        with timers("update_actor"):
-            updates, learnt = update_policy(ctx, batch, step)
-        ctx.samples_seen += len(batch)
-        timers.add("step", time.perf_counter() - began)
-        metrics |= learnt | show.step_metrics(step, batch, updates) | keeper.metrics()
-        last = step == ctx.total_steps
-        if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-            try:
+    batches, metrics = endless(ctx.loader), dict[str, float]()
+    try:
+        if step == 0 and trainer.val_before_train:
+            show.log(step, show.validation(step))
+        while step < ctx.total_steps:
+            began = time.perf_counter()
+            batch, metrics = rl_batch(ctx, step + 1) if ctx.is_rl else sft_batch(ctx, batches)
+            with timers("update_actor"):
+                updates, learnt = update_policy(ctx, batch, step + 1)
+            step += 1
+            ctx.samples_seen += len(batch)
+            timers.add("step", time.perf_counter() - began)
+            metrics |= learnt | show.step_metrics(step, batch, updates) | keeper.metrics()
+            last = step == ctx.total_steps
+            if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
                 metrics |= show.validation(step)
-            except EngineFailed as error:
-                show.log(step, metrics)
-                raise keeper.lost(step, error, sync=show.tracker.sync) from error
-        show.log(step, metrics)
-        stop = keeper.stop_requested(signals.requested())
-        try:
+            show.log(step, metrics)
+            stop = keeper.stop_requested(signals.requested())
             keeper.after_step(step, metrics, last=last, stop=stop, sync=show.tracker.sync)
-        except EngineFailed as error:  # while it drew ahead
-            raise keeper.lost(step, error, sync=show.tracker.sync) from error
-        if stop is not None and not last:
-            return show.stopped(step, stop, EXIT_REQUEUE)
+            if stop is not None and not last:
+                return show.stopped(step, stop, EXIT_REQUEUE)
+    except LOST as error:
+        if show.last_logged < step:
+            show.log(step, metrics)
+        raise keeper.lost(step, error, sync=show.tracker.sync) from error
     close_run(ctx, keeper, show)
     return EXIT_OK

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.data.toy import Toy
-from trainer.data import Fingerprint, Loader, Position, worker_count
+from trainer.data import Fingerprint, Loader, Position, require_sound, worker_count
 from trainer.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +27,19 @@ def take(loader: Loader, batches: int) -> list[list[int]]:
             if len(out) == batches:
                 break
     return out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_rows_that_a_run_will_meet_are_found_before_it_begins(workers: int) -> None:
+    toy = Toy(200, bad=150)
+    loader = Loader(toy, batch_size=4, seed=3)
+    met = {i for batch in take(Loader(Toy(200), batch_size=4, seed=3), 30) for i in batch}
+    assert set(loader.ahead(30)) == met and loader.ahead(50) == loader.ahead(51) == list(range(200))
+    with pytest.raises(UserError, match=r"^toy, row 150: bad$"):
+        require_sound(toy, loader.ahead(50), num_workers=workers)
+    require_sound(toy, [i for i in range(200) if i != 150], num_workers=workers)
+    with pytest.raises(UserError, match=r"^toy, row 150: bad \(2 of 3 rows can't be trained on; this is the first\)$"):
+        require_sound(toy, [149, 150, 150], num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

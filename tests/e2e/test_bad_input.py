@@ -29,7 +29,7 @@ OWN += ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "data.num_workers=0"]
 CASES = {
     "missing file": (["data.task=null", "data.train_files=@/no.jsonl"], "there is no file"),
     "wrong field": (["data.task=null", "data.train_files=@/ok.jsonl", "data.prompt_key=q"], "Found: question, answer"),
-    "empty prompt": ([*OWN, "data.train_files=@/empty.jsonl", "trainer.total_training_steps=2"], "row 2"),
+    "empty prompt": ([*OWN, "data.train_files=@/empty.jsonl"], "row 2"),
     "over the budget": (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32"], "=72 or more"),
     "do not divide": (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "nearest valid"),
     "unknown key": (["actor_rollout_ref.actor.ppo_max_tokn_len_per_gpu=512"], "did you mean"),
@@ -100,10 +100,15 @@ def test_a_full_disk_costs_no_work(small_disk: Path) -> None:
     assert sorted(metrics(run)) == [1, 2]
 
 
-def test_the_failing_rank_speaks_last(tmp_path: Path) -> None:
-    """Two ranks, one fails: both end, and its error is the last thing on the screen."""
-    (tmp_path / "one.py").write_text("import os\n" + REWARD + "return 1 / (os.environ['RANK'] == '0')\n")
-    done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", "trainer.n_gpus_per_node=2")
+def test_a_rank_that_fails_later_speaks_last_and_loses_no_step(tmp_path: Path) -> None:
+    """Two ranks; one fails in the second step: both save the first one and end, the error last on the screen."""
+    count = "import os\nN = 0\n" + REWARD + "global N\n    N += 1\n"
+    (tmp_path / "one.py").write_text(count + "    return 1 / (os.environ['RANK'] == '0' or N <= 8)\n")
+    more = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", "data.num_workers=1"]
+    more += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2"]
+    done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", *more)
     assert done.returncode == 2, done.stdout + done.stderr
     last = (done.stdout + done.stderr).rstrip().splitlines()[-1]
-    assert "raised ZeroDivisionError" in last and "one.py:3" in last
+    assert "raised ZeroDivisionError" in last and "one.py:6" in last
+    assert "Step 1 is saved; the same command goes on" in last
+    assert (tmp_path / "run" / "checkpoints" / "step_1").is_dir() and sorted(metrics(tmp_path / "run")) == [1]

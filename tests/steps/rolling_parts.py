@@ -107,10 +107,11 @@ def make_rolling(
     one_step_off: bool = False,
     copied: bool = False,
     streaming: bool = True,
+    reward: Any = length_reward,
 ) -> tuple[Rolling, Engine, HfEngine]:
     module = make_model()
     engine = Engine(module)
-    SCORERS.append(Scorer(length_reward, workers=1))
+    SCORERS.append(Scorer(reward, workers=1))
     rollout = (Copied if copied else HfEngine)(module, eos_ids=EOS, max_num_seqs=4)
     sampler = Sampler(
         speaker=rollout,
@@ -122,7 +123,7 @@ def make_rolling(
         streaming=streaming,
     )
     prompts = Prompts(batches(want), over_sampling=over, max_staleness=staleness)
-    world = world or SimpleNamespace(rank=0, size=1, sum_tensor=lambda t: t, any=int)
+    world = world or SimpleNamespace(rank=0, size=1, sum_tensor=lambda t: t, any=int, texts=lambda t: [t])
     rolling = Rolling(
         prompts,
         sampler,

@@ -20,6 +20,7 @@ from trainer.errors import Failure, UserError
 from trainer.rollout import EngineFailed
 from trainer.steps import keeping
 from trainer.steps.keeping import Keeper
+from trainer.steps.synced import AgreedError
 
 SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=4, ffn=128, vocab=1000)
 LARGE = ModelShape(hidden=4096, layers=32, heads=32, kv_heads=32, ffn=11008, vocab=32000)
@@ -155,6 +156,14 @@ def test_who_is_asked_to_stop_needs_no_engine_any_more(tmp_path: Path, clock: Cl
         made.after_step(1, {}, last=False, stop=None, sync=lambda: None)
     made.after_step(1, {}, last=False, stop="USR2", sync=lambda: None)
     assert store.steps == [1]
+
+
+def test_wrong_input_in_the_middle_of_a_run_stays_the_users_to_mend(tmp_path: Path, clock: Clock) -> None:
+    made, store = keeper(tmp_path, checkpoint__save_freq=-1)
+    for step, text in ((0, "bad. No step was trained yet"), (4, "bad. Step 4 is saved; the same command goes on")):
+        error = made.lost(step, AgreedError("bad"), sync=lambda: None)
+        assert isinstance(error, UserError) and str(error).startswith(text)
+    assert store.saved == [(4, None, True)]
 
 
 @pytest.mark.parametrize(("margin", "now", "stops"), [(2.0, 5935, False), (2.0, 5945, True), (1.0, 5945, False)])

@@ -1,4 +1,4 @@
-"""What the loop does when the generation engine is lost; tests/system loses a real one."""
+"""What the loop does when a step can't be ended; tests/system loses a real engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from trainer import loop
-from trainer.errors import Failure, UserError
+from trainer.errors import UserError
 from trainer.rollout import EngineFailed
+from trainer.steps.synced import AgreedError
 from trainer.tracking import Timers
 
 
@@ -28,6 +29,8 @@ class Parts:
     total_steps, step, is_rl, samples_seen = 4, 0, True, 0
     timers = Timers()
 
+    last_logged, error = 0, EngineFailed("gone")
+
     def __init__(self, lost_in: str, at: int) -> None:
         trainer = SimpleNamespace(val_before_train=False, val_only=False, test_freq=2)
         self.config = SimpleNamespace(trainer=trainer)
@@ -40,7 +43,7 @@ class Parts:
 
     def may_fail(self, where: str, step: int) -> None:
         if (where, step) == (self.lost_in, self.at):
-            raise EngineFailed("gone")
+            raise self.error
 
     def validation(self, step: int) -> dict[str, float]:
         self.may_fail("validation", step)
@@ -48,10 +51,11 @@ class Parts:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.logged.append(step)
+        self.last_logged = step
 
-    def lost(self, step: int, why: Failure, *, sync: Any) -> Failure:
+    def lost(self, step: int, why: Exception, *, sync: Any) -> Exception:
         self.saved = step
-        return Failure(f"{why}. Step {step} is saved")
+        return type(why)(f"{why}. Step {step} is saved")
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -76,12 +80,21 @@ def test_a_run_that_only_validates_does_so_at_the_step_it_goes_on_from(step: int
 
 @pytest.mark.parametrize(
     ("where", "at", "saved", "logged"),
-    [("rollout", 3, 2, [1, 2]), ("validation", 2, 2, [1, 2]), ("settling", 3, 3, [1, 2, 3])],
+    [
+        ("data", 0, None, []),
+        ("validation", 0, 0, []),
+        ("rollout", 1, 0, [0]),
+        ("rollout", 3, 2, [0, 1, 2]),
+        ("validation", 2, 2, [0, 1, 2]),
+        ("settling", 3, 3, [0, 1, 2, 3]),
+    ],
 )
+@pytest.mark.parametrize("error", [EngineFailed("gone"), AgreedError("gone")])
 def test_the_last_whole_step_is_saved(
-    monkeypatch: pytest.MonkeyPatch, where: str, at: int, saved: int, logged: list[int]
+    monkeypatch: pytest.MonkeyPatch, where: str, at: int, saved: int | None, logged: list[int], error: Exception
 ) -> None:
     parts: Any = Parts(where, at)
+    parts.error, parts.config.trainer.val_before_train = error, True
 
     def rl_batch(ctx: Parts, step: int) -> tuple[list[int], dict[str, float]]:
         ctx.may_fail("rollout", step)
@@ -90,6 +103,7 @@ def test_the_last_whole_step_is_saved(
     monkeypatch.setattr(loop, "endless", lambda loader: loader)
     monkeypatch.setattr(loop, "rl_batch", rl_batch)
     monkeypatch.setattr(loop, "update_policy", lambda ctx, batch, step: ([], {}))
-    with pytest.raises(Failure, match=f"gone. Step {saved} is saved"):
+    monkeypatch.setattr(loop, "require_sound_data", lambda ctx: ctx.may_fail("data", 0))
+    with pytest.raises(type(error), match="gone" if saved is None else f"gone. Step {saved} is saved"):
         loop.run(parts, parts, parts)
     assert (parts.saved, parts.logged) == (saved, logged)

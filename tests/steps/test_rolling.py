@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.steps.rolling_parts import DATA, SCORERS, make_rolling
+from tests.steps.rolling_parts import DATA, SCORERS, length_reward, make_rolling
 from trainer.checkpoint.state import decode, encode
+from trainer.errors import UserError
 from trainer.rollout import EngineFailed, Finished
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
+from trainer.steps.prompts import Ask
 from trainer.steps.rolling import Rolling
 from trainer.steps.sampler import Rollouts
+from trainer.steps.synced import AgreedError
 from trainer.steps.validate import validate
 from trainer.tracking import Timers
 
@@ -145,6 +149,50 @@ def test_a_lost_engine_is_an_error_on_all_ranks_and_loses_no_prompt() -> None:
     assert first + run(rolling, engine, first=2) == whole
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_reward_that_fails_is_an_error_on_all_ranks_and_loses_no_prompt(streaming: bool) -> None:
+    failing = multiprocessing.RawValue("b", 0)
+
+    def picky(**given: Any) -> float:
+        if failing.value:
+            raise ValueError("so bad")
+        return length_reward(**given)
+
+    whole = run(*make_rolling(streaming=streaming)[:2])
+    rolling, engine, _ = make_rolling(streaming=streaming, reward=picky)
+    first = run(rolling, engine, last=1)
+    failing.value = 1
+    with pytest.raises(AgreedError, match="raised ValueError: so bad"):
+        rolling.collect(2, 1, Timers(), last=False)
+    failing.value = 0
+    world: Any = rolling._world
+    world.any, world.texts = lambda flag: 2, lambda mine: [mine, "it fails there"]
+    with pytest.raises(AgreedError, match=r"^it fails there$"):
+        rolling.collect(2, 1, Timers(), last=False)
+    world.any = int
+    assert first + run(rolling, engine, first=2) == whole
+
+
+def test_ranks_that_share_an_engine_hear_of_one_that_leaves() -> None:
+    rolling, _, rollout = make_rolling()
+    generate, left = rollout.generate, list[int]()
+
+    def noted(*given: Any, **how: Any) -> Any:
+        generation = generate(*given, **how)
+        stop = generation.stop
+        generation.stop = lambda: left.extend(f.number for f in stop())  # type: ignore[assignment,method-assign]
+        return generation
+
+    def fails(*_: object) -> None:
+        raise UserError("so bad")
+
+    rollout.generate = noted  # type: ignore[method-assign]
+    asks = {place: Ask(example=DATA[place], step=1, number=place) for place in range(6)}
+    with pytest.raises(UserError):
+        rolling.sampler.roll_out(asks, Timers(), finished=fails)
+    assert len(set(left)) == 5
+
+
 def test_an_engine_lost_as_it_begins_the_next_step_is_told_where_all_ranks_meet() -> None:
     how: dict[str, Any] = {"copied": True, "staleness": 1, "one_step_off": True}
     whole, engine, _ = make_rolling(**how)
@@ -196,7 +244,7 @@ def test_sharded_weights_are_gathered_to_the_end_by_a_rank_that_lost_its_engine(
 
 def to_validate(rolling: Rolling, *, elsewhere: int) -> Any:
     """What a validation needs; ``elsewhere``: whether another rank has lost its engine."""
-    world = SimpleNamespace(rank=0, size=1, sum=dict, any=lambda flag: max(int(flag), elsewhere))
+    world = SimpleNamespace(rank=0, size=1, sum=dict, any=lambda flag: max(int(flag), elsewhere), texts=lambda t: [t])
     trainer, data = SimpleNamespace(log_val_generations=0), SimpleNamespace(val_batch_size=2)
     reward = SimpleNamespace(path="reward.py")
     return SimpleNamespace(
@@ -207,7 +255,7 @@ def to_validate(rolling: Rolling, *, elsewhere: int) -> Any:
     )  # fmt: skip
 
 
-def test_an_engine_lost_in_a_validation_is_lost_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_a_validation_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     rolling, _, rollout = make_rolling(copied=True)
     with pytest.raises(EngineFailed, match="another rank"):
         validate(to_validate(rolling, elsewhere=1), 1)
@@ -218,6 +266,9 @@ def test_an_engine_lost_in_a_validation_is_lost_on_all_ranks(monkeypatch: pytest
     monkeypatch.setattr(rollout, "generate", gone)
     with pytest.raises(EngineFailed, match="3 restarts in a row"):
         validate(to_validate(rolling, elsewhere=0), 1)
+    failing, _, _ = make_rolling(reward=lambda **given: "what?")
+    with pytest.raises(AgreedError, match="not a number"):
+        validate(to_validate(failing, elsewhere=0), 1)
 
 
 def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

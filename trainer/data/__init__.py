@@ -12,6 +12,7 @@ from trainer.data.example import Example
 from trainer.data.fields import Keys
 from trainer.data.loader import Loader, worker_count
 from trainer.data.order import Position
+from trainer.data.sound import require_sound
 
 __all__ = [
     "ArithmeticDataset",
@@ -29,6 +30,7 @@ __all__ = [
     "make_dataset",
     "make_loader",
     "require_distinct",
+    "require_sound",
     "to_sft_batch",
     "worker_count",
 ]

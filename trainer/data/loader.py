@@ -85,6 +85,13 @@ class Loader:
                 self.close()
             yield batch
 
+    def ahead(self, batches: int) -> list[int]:
+        """Samples of the next ``batches`` batches, in the data's order; all, if that goes beyond the epoch at hand."""
+        first, last = self._at.offset, self._at.offset + batches * self._batch_size
+        if last > len(self._dataset):
+            return list(range(len(self._dataset)))
+        return sorted(int(i) for i in self._ordered(self._at.epoch)[first:last])
+
     def start(self) -> None:
         """Fork the workers and let them begin; does nothing without workers or when they run already."""
         if self._workers or not self._num_workers:
@@ -175,9 +182,12 @@ class Loader:
 
     def _load(self, span: Span) -> list[Example]:
         epoch, offset, count = span
+        return [self._dataset[int(i)] for i in self._ordered(epoch)[offset : offset + count]]
+
+    def _ordered(self, epoch: int) -> Order:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, epoch_order(len(self._dataset), self._seed, epoch, self._shuffle))
-        return [self._dataset[int(i)] for i in self._order[1][offset : offset + count]]
+        return self._order[1]
 
 
 def worker_count(requested: int, local_ranks: int) -> int:

@@ -50,6 +50,13 @@ class World:
         mine[self.rank] = value
         return self._reduce(mine, dist.ReduceOp.SUM)
 
+    def texts(self, mine: str) -> list[str]:
+        """``mine`` of every rank, by rank."""
+        found = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, mine, group=self.cpu_group)
+        return found
+
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Elementwise sum of a CPU ``tensor`` over all ranks, in place."""
         if self.size > 1:

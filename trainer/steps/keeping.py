@@ -24,10 +24,10 @@ from trainer.config.schema.trainer import Trainer, better
 from trainer.errors import DISK_FULL, Failure, UserError
 from trainer.launch import new_attempt
 from trainer.plan.memory import checkpoint_bytes
-from trainer.rollout import EngineFailed
 from trainer.steps.context import Context
 from trainer.steps.reference import reference_state
 from trainer.steps.state import RunIdentity, rank_parts, shared_parts
+from trainer.steps.synced import LOST
 from trainer.steps.validate import VALIDATION_METRICS
 from trainer.tracking.banner import versions
 from trainer.tracking.goodput import Clock
@@ -105,7 +105,7 @@ class Keeper:
     ) -> None:
         """Save when it is time. Before leaving (``last``, ``stop``) the save is waited for; ``sync`` makes the record
         durable first, so that no checkpoint is ahead of it. Raises UserError for a ``best_metric`` that no step has,
-        and EngineFailed, unless the run stops anyway, when the engine is lost that draws ahead.
+        and what ``LOST`` names, unless the run stops anyway, when what is drawn ahead fails.
         """
         keep = self._ctx.config.trainer.checkpoint
         now = time.monotonic()
@@ -130,7 +130,7 @@ class Keeper:
         if self._ctx.rolling is not None:
             try:
                 self._ctx.rolling.settle()
-            except EngineFailed:
+            except LOST:
                 if stop is None:
                     raise  # what it drew ahead is the next attempt's again
         sync()
@@ -141,16 +141,17 @@ class Keeper:
         if leaving and not saved:
             raise not_saved(step, self._store.last_failure)
 
-    def lost(self, step: int, why: Failure, *, sync: Callable[[], None]) -> Failure:
+    def lost(self, step: int, why: Failure | UserError, *, sync: Callable[[], None]) -> Failure | UserError:
         """Save ``step``, the last whole one, as the run can't go on; the error to leave with. All ranks call it."""
+        kind = UserError if isinstance(why, UserError) else Failure
         if step == 0:
-            return Failure(f"{why}. No step was trained yet; the same command begins anew")
+            return kind(f"{why}. No step was trained yet: the same command begins anew")
         sync()
         missing = not self._store.wait(CLOSE_TIMEOUT_S) or self._store.last_committed_step != step
         # Saving takes all ranks: one that has not heard of the commit must not be left alone with it.
         saved = self._save(step, {}, blocking=True) if self._ctx.world.any(int(missing)) else True
         where = f"Step {step} is saved" if saved else f"Step {step} could not be saved ({self._store.last_failure})"
-        return Failure(f"{why}. {where}; the same command goes on from the last checkpoint")
+        return kind(f"{why}. {where}; the same command goes on from the last checkpoint")
 
     def metrics(self) -> dict[str, float]:
         """``ckpt/*``; on rank 0 also ``goodput/*``."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Sample
 from trainer.steps.prompts import Ask, Prompts, unfinished
 from trainer.steps.sampler import Rollouts, Sampler, shares
-from trainer.steps.synced import Synced, same_on_all
+from trainer.steps.synced import LOST, Synced, same_on_all
 from trainer.steps.unfinished import share_samples
 from trainer.tracking import Timers
 
@@ -45,7 +46,8 @@ class Rolling:
         """The prompts begun in ``step`` and this rank's rollouts. ``version``: of the weights at hand; ``last``: no
         step follows. ``finished`` hears of each prompt (asks, its place, samples) at once, where it is drawn now.
 
-        Raises EngineFailed on all ranks when one rank's engine is lost; the prompts are then the next call's again.
+        Raises EngineFailed on all ranks when one rank's engine is lost, AgreedError when a reward function or an agent
+        of one rank fails; the prompts are then the next call's again.
         """
         if self._ahead is None:
             drawn = self._draw(step, version, timers, finished)
@@ -86,7 +88,10 @@ class Rolling:
         result: Future[Rollouts] = Future()
         try:
             with self._synced.ready(version, timers, stay=self._one_step_off):
-                result.set_result(self._roll(asks, self._share(asks), timers, finished))
+                try:
+                    result.set_result(self._roll(asks, self._share(asks), timers, finished))
+                except UserError as error:
+                    result.set_exception(error)
         except EngineFailed as error:  # told once all ranks can hear it
             result.set_exception(error)
         return _Drawn(asks, result)
@@ -106,11 +111,11 @@ class Rolling:
     def _agree(self, drawn: _Drawn) -> Rollouts:
         """This rank's rollouts, if all ranks have theirs."""
         error = drawn.rollouts.exception()
-        if error is not None and not isinstance(error, EngineFailed):
+        if error is not None and not isinstance(error, EngineFailed | UserError):
             raise error
         try:
             same_on_all(self._world, error)
-        except EngineFailed:
+        except LOST:
             self.prompts.give_back(drawn.asks)
             raise
         return drawn.rollouts.result()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from trainer.data import Example
+from trainer.errors import UserError
 from trainer.rewards import RewardRequest, Score, Scorer
 from trainer.rewards.judging import Judging
 from trainer.rollout import Finished, Generation, Group, Sample, Sampling
@@ -84,13 +85,17 @@ class Sampler:
         try:
             with timers(self.timer + "gen"):
                 generation = self.speaker.generate(groups, self.sampling, seed=self.seed)
-                for part in _up_to(generation, len(groups) if want is None else want):
-                    place = places[part.number]
-                    order.append(place)
-                    done[place] = part.samples
-                    if self.streaming:
-                        self._judge(judging, asks[place].example, part.samples)
-                    finished(place, part.samples)
+                try:
+                    for part in _up_to(generation, len(groups) if want is None else want):
+                        place = places[part.number]
+                        order.append(place)
+                        done[place] = part.samples
+                        if self.streaming:
+                            self._judge(judging, asks[place].example, part.samples)
+                        finished(place, part.samples)
+                except UserError:  # a reward's or an agent's: ranks that share the engine go on without this one
+                    generation.stop()
+                    raise
                 if want is not None and want < len(groups):
                     unfinished = {places[left.number]: left.samples for left in generation.stop()}
             with timers(self.timer + "reward"):

@@ -45,6 +45,7 @@ class Show:
             num_workers=ctx.config.data.num_workers,
         )
         self._stowed = StowageWatch(ctx, self._line)
+        self.last_logged = keeper.step
         self._start()
 
     def verdict(self) -> list[str]:
@@ -125,7 +126,8 @@ class Show:
         }
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record the metrics of a step."""
+        """Record the metrics of a step; ``last_logged`` is the newest one."""
+        self.last_logged = step
         if metrics:
             self.tracker.log(step, {"training/global_step": step, **metrics})
 

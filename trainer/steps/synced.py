@@ -6,11 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from trainer.errors import UserError
 from trainer.parallel.engine import Engine
 from trainer.parallel.weights import whole_weights
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, RolloutEngine
 from trainer.tracking import Timers
+
+
+class AgreedError(UserError):
+    """Wrong input that a rank met in the middle of a step; raised on all ranks alike, so that they may still save."""
+
+
+LOST = (EngineFailed, AgreedError)
+"""Why a step can't be ended, where all ranks know it."""
 
 
 class Synced:
@@ -77,7 +86,13 @@ class Synced:
         self.rollout.close()
 
 
-def same_on_all(world: World, error: EngineFailed | None) -> None:
-    """Raise on every rank when one of them has lost its engine; all ranks call it with what they know."""
-    if world.any(error is not None):
+def same_on_all(world: World, error: EngineFailed | UserError | None) -> None:
+    """Raise on every rank when one of them has lost its engine, or met wrong input (AgreedError; it comes first). All
+    ranks call it with what they know.
+    """
+    users = isinstance(error, UserError)
+    found = world.any(2 if users else int(error is not None))
+    if found == 2:
+        raise AgreedError(next(filter(None, world.texts(str(error) if users else "")))) from error
+    if found:
         raise error or EngineFailed("the rollout engine of another rank is lost")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.data import Example
+from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed
 from trainer.steps.context import Context
@@ -29,17 +30,21 @@ def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[st
     """Metrics of the validation set, the same on every rank, and some generations as this rank read them.
 
     Nothing without validation data, or when nobody can judge the answers. Raises EngineFailed on all ranks when one
-    rank's engine is lost.
+    rank's engine is lost, AgreedError when one rank's reward function or agent fails.
     """
     if ctx.val_sampler is None or ctx.synced is None or not ctx.val_examples:
         return {}, []
     if ctx.rolling is not None:
         ctx.rolling.settle()  # one engine: what is drawn ahead comes first, and by its own weights
     # Every validation draws the same random numbers: what differs between two of them is the policy.
-    rollouts, lost = Rollouts(), None
+    rollouts = Rollouts()
+    lost: EngineFailed | UserError | None = None
     try:
         with ctx.synced.ready(step, ctx.timers, prefix="val_"):
-            _draw(ctx, ctx.val_sampler, rollouts)
+            try:
+                _draw(ctx, ctx.val_sampler, rollouts)
+            except UserError as error:
+                lost = error
     except EngineFailed as error:
         lost = error
     same_on_all(ctx.world, lost)
