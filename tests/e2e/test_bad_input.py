@@ -105,7 +105,11 @@ def test_a_rank_that_fails_later_speaks_last_and_loses_no_step(tmp_path: Path) -
     count = "import os\nN = 0\n" + REWARD + "global N\n    N += 1\n"
     (tmp_path / "one.py").write_text(count + "    return 1 / (os.environ['RANK'] == '0' or N <= 8)\n")
     more = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", "data.num_workers=1"]
-    more += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2"]
+    more += [
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.rollout.n=2",
+    ]
     done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", *more)
     assert done.returncode == 2, done.stdout + done.stderr
     last = (done.stdout + done.stderr).rstrip().splitlines()[-1]
