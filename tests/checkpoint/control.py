@@ -68,15 +68,15 @@ def numbers(rank: int, size: int, run: str, store: str) -> None:
     assert now["ckpt/stall_s"] > 0 and stalled > 0
     assert keeper.metrics()["ckpt/stall_s"] == 0, "since the last call"
     gate.write_text("open")
-    assert keeper.wait(30)
+    assert keeper.wait(150)
     now = keeper.metrics()
     made = manifest.read(Path(run) / commit.FOLDER / "step_2")
     assert now["ckpt/in_flight"] == 0 and now["ckpt/last_committed_step"] == 2 == keeper.last_committed_step
     assert made.nbytes <= now["ckpt/bytes"] < made.nbytes + 4096 * len(made.files)
-    assert 0 < now["ckpt/write_s"] < 60 and now["ckpt/copy_s"] > 0 and now["ckpt/write_s"] == keeper.save_s
+    assert now["ckpt/write_s"] > 0 and now["ckpt/copy_s"] > 0 and now["ckpt/write_s"] == keeper.save_s
     assert abs(now["ckpt/write_gbps"] * now["ckpt/write_s"] * 1e9 / now["ckpt/bytes"] - 1) < 1e-6
-    assert 0 <= now["ckpt/age_s"] < 30 and now["ckpt/failures"] == 0 and said == []
-    latest, until = Path(run) / commit.FOLDER / commit.LATEST, time.monotonic() + 30
+    assert 0 <= now["ckpt/age_s"] <= time.perf_counter() - began and now["ckpt/failures"] == 0 and said == []
+    latest, until = Path(run) / commit.FOLDER / commit.LATEST, time.monotonic() + 150
     while not (latest.exists() and latest.read_text() == "step_2\n"):  # written after the commit
         assert time.monotonic() < until
         time.sleep(0.002)

@@ -15,7 +15,7 @@ class GateDisk(Disk):
     """Writes nothing until the gate is open; fails when ``fail`` stands on it."""
 
     def write(self, path: Path, data: Bytes) -> list[str]:
-        gate, until = Path(os.environ[GATE]), time.monotonic() + 30
+        gate, until = Path(os.environ[GATE]), time.monotonic() + 200
         while not gate.exists() and time.monotonic() < until:
             time.sleep(0.002)
         if gate.read_text() == "fail":

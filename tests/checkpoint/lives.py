@@ -73,7 +73,7 @@ class Inside:
         self, folder: Path, files: Sequence[FileSpec], *, buffer: int, size: int, timeout_s: float,
         cancelled: Callable[[], bool], filled: Filled, pace: Pace,
     ) -> dict[str, list[object]]:  # fmt: skip
-        while filled.beyond(size - 1, 10.0) < size:
+        while filled.beyond(size - 1, 100.0) < size:
             assert not filled.failed
         with mmap.mmap(self._buffers[buffer], size, prot=mmap.PROT_READ) as whole, memoryview(whole) as data:
             return commit.write_files(self._disk, folder, files, data)
@@ -94,7 +94,7 @@ def life(rank: int, size: int, where: str, attempt: int, saves: int, settings: d
     engine = Plain()
     keeper = checkpointer.Checkpointer(
         Path(where, "run"), engine,
-        CheckpointSettings(disk="tests.checkpoint.shims:CrashDisk", timeout_s=20.0, keep_last=2, **settings),
+        CheckpointSettings(disk="tests.checkpoint.shims:CrashDisk", timeout_s=100.0, keep_last=2, **settings),
         rank=rank, world_size=size, attempt=attempt, config_hash="tests",
     )  # fmt: skip
     if keeper._mirror is not None:

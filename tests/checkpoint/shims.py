@@ -138,7 +138,7 @@ class FaultyDisk(Disk):
     """``PLIMSOLL_FAULT`` names a file: while it exists, its text says what goes wrong.
 
     ``ENOSPC write``: that error from each operation of that name, a write after half of it; ``ENOENT rename done``: the
-    error though it was done; ``die``: a write ends the process; ``hang``: it never returns; ``slow``: it takes 0.2 s.
+    error though it was done; ``die``: a write ends the process; ``hang``: it never returns.
     """
 
     def makedirs(self, path: Path) -> None:
@@ -151,8 +151,6 @@ class FaultyDisk(Disk):
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == ["hang"]:
             time.sleep(3600)
-        elif fault == ["slow"]:
-            time.sleep(0.2)
         elif fault[1:] == ["write"]:
             super().write(path, data[: len(data) // 2])
             self._fail("write", path)

@@ -17,7 +17,7 @@ def test_one_rank(zygote: Zygote, tmp_path: Path, program: str) -> None:
     zygote.start(
         f"tests.checkpoint.control:{program}", 1, [str(tmp_path / "run"), str(tmp_path / "store")], tmp_path / "log",
         env={"PLIMSOLL_GATE": str(tmp_path / "gate")},
-    ).finish(60)  # fmt: skip
+    ).finish()  # fmt: skip
 
 
 @pytest.mark.parametrize("program", ["read_only", "beside"])
@@ -27,7 +27,7 @@ def test_two_ranks(zygote: Zygote, tmp_path: Path, program: str) -> None:
     zygote.start(
         f"tests.checkpoint.control:{program}", 2, [str(tmp_path / "run"), str(tmp_path / "store")], tmp_path / "log",
         env={"PLIMSOLL_FAULT": str(tmp_path / "fault")},
-    ).finish(60)  # fmt: skip
+    ).finish()  # fmt: skip
 
 
 def test_every_number_is_explained() -> None:

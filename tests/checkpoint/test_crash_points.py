@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.zygote import Zygote
+from tests.checkpoint.zygote import HANGS_S, Zygote
 from trainer.checkpoint import commit, manifest
 from trainer.checkpoint.disk import Disk
 from trainer.checkpoint.mirror import Mirror, fetch_newer
 
 WHERE = "tests.checkpoint.lives:life"
-LIMIT_S = 20.0
 
 
 @dataclass
@@ -58,9 +57,9 @@ class Runs:
             env={**self._env, "PLIMSOLL_CRASH": f"{crash[0]},{crash[1]}"},
         )  # fmt: skip
         if crash[1] < 0:
-            ranks.finish(LIMIT_S)
+            ranks.finish()
         else:
-            ranks.until_gone(LIMIT_S)
+            assert ranks.until_gone(HANGS_S), where
         lines = log.read_text().splitlines()
         restored = [int(line.removeprefix("restored ")) for line in lines if line.startswith("restored ")]
         return Life(

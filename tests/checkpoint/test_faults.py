@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.gate import GATE
 from tests.checkpoint.test_power_cut import save
 from tests.checkpoint.zygote import Zygote
 from trainer.checkpoint import commit
@@ -38,9 +39,9 @@ def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
     run.mkdir()
     ranks = zygote.start(
         f"tests.checkpoint.programs:{program}", 2, [str(run), str(home / "store"), *args], home / "log",
-        env={"PLIMSOLL_FAULT": str(home / "fault")},
+        env={"PLIMSOLL_FAULT": str(home / "fault"), GATE: str(home / "gate")},
     )  # fmt: skip
-    ranks.finish(60)
+    ranks.finish()
     return ranks.log.read_text()
 
 

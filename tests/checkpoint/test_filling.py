@@ -41,6 +41,6 @@ def test_progress_is_awaited_and_a_failure_ends_the_wait() -> None:
     assert filled.beyond(0, timeout_s=0.001) == 0
     copier = threading.Thread(target=lambda: [filled.advance(5), filled.fail()])
     copier.start()
-    assert filled.beyond(0, timeout_s=10.0) == 5
-    assert filled.beyond(5, timeout_s=10.0) == 5 and filled.failed
+    assert filled.beyond(0, timeout_s=100.0) == 5
+    assert filled.beyond(5, timeout_s=100.0) == 5 and filled.failed
     copier.join()

@@ -75,8 +75,8 @@ def test_access_that_fails_is_one_message(s3: dict[str, str], monkeypatch: pytes
 
 
 def test_an_address_where_nobody_is_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    _access(monkeypatch, f"http://127.0.0.1:{port}")
-    with pytest.raises(UserError, match=r"default_hdfs_dir=s3://other/run can't be written"):
-        Mirror("s3://other/run")
+    with socket.socket() as nobody:  # holds the port and doesn't listen: no other program may take it meanwhile
+        nobody.bind(("127.0.0.1", 0))
+        _access(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"default_hdfs_dir=s3://other/run can't be written"):
+            Mirror("s3://other/run")

@@ -14,4 +14,4 @@ def test_weights_come_out_as_the_engine_holds_them(zygote: Zygote, tmp_path: Pat
     run = tmp_path / "run"
     run.mkdir()
     ranks = zygote.start(f"tests.checkpoint.tools:{program}", 2, [str(run), str(tmp_path / "store")], tmp_path / "log")
-    ranks.finish(100)
+    ranks.finish()

@@ -44,9 +44,9 @@ class Net(nn.Module):
 def join(rank: int, size: int, store: Path) -> World:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=timedelta(seconds=200)
     )
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=200))
     return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"), cpu_group=group)
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+HANGS_S = 250.0
+"""A rank that lives so long hangs, however busy the machine is."""
 
 LAZY = (
     "deepspeed.comm.mori",
@@ -62,7 +64,7 @@ class Zygote:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.terminate()  # whatever this process has forked may hold the other end of the pipe open
-        self._process.wait(30)
+        self._process.wait(100)
 
 
 class Ranks:
@@ -82,9 +84,9 @@ class Ranks:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.until_gone(20)
+        self.until_gone(60)
 
-    def finish(self, timeout_s: float = 120.0) -> None:
+    def finish(self, timeout_s: float = HANGS_S + 50) -> None:
         """Wait for a good end of every rank; raises with the first rank's traceback."""
         if not self.until_gone(timeout_s):
             self.kill()
@@ -120,7 +122,7 @@ def _child(request: dict[str, Any], rank: int, group: int) -> None:
     os.dup2(fd, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(request["env"])
-    faulthandler.dump_traceback_later(60, exit=True)  # a hang leaves every thread's stack in the log
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a hang leaves every thread's stack in the log
     note, code = Path(f"{request['log']}.{rank}.exit"), 0
     try:
         module, name = request["target"].split(":")

@@ -112,7 +112,7 @@ class WriterClient:
             process.stdin.write(line)
             process.stdin.flush()
         except OSError as error:
-            raise WriteFailed(f"the writer process died (exit code {process.poll()})") from error
+            raise self._died(process) from error
 
     def _line(self, process: subprocess.Popen[bytes], until: float, late: str, cancelled: Callable[[], bool]) -> bytes:
         assert process.stdout is not None
@@ -128,10 +128,15 @@ class WriterClient:
                 continue
             piece = os.read(fd, 1 << 20)
             if not piece:
-                code = process.wait(5.0)
-                raise WriteFailed(f"the writer process died (exit code {code})")
+                raise self._died(process)
             data += piece
         return data
+
+    def _died(self, process: subprocess.Popen[bytes]) -> WriteFailed:
+        """Its pipes end a moment before the kernel tells how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
+        return WriteFailed(f"the writer process died (exit code {process.returncode})")
 
     def _abandon(self, process: subprocess.Popen[bytes]) -> None:
         """It may come back to life and answer an old job: never talk to it again, and let it not write on."""
