@@ -196,10 +196,11 @@ def test_a_torn_ledger_line_hides_nothing_else(book: Path) -> None:
 
 def test_jobs_imports_fast_and_without_torch() -> None:
     code = (
-        "import sys, time; t = time.process_time()\n"
+        "import sys\n"
         "import jobs.__main__, jobs.plan, jobs.script, jobs.attempt, jobs.commands\n"
-        "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules); assert time.process_time() - t < 1.0"
+        "assert not {'torch', 'numpy', 'pydantic', 'omegaconf', 'hydra', 'transformers'} & set(sys.modules)\n"
+        "assert len(sys.modules) < 400, len(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
     whole = "import sys, jobs.hydra_entry, jobs.executor; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=300)

@@ -57,4 +57,4 @@ def test_scripts(name: str, fake: Path) -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         assert text == path.read_text()
-        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=10)
+        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=100)

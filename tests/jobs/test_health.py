@@ -45,7 +45,7 @@ def test_health(env: dict[str, str], cluster: dict[str, float], why: str | None,
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(script), str(tmp_path)], env={"PATH": path, "SLURMD_NODENAME": "n7", **env},
-        capture_output=True, text=True, timeout=20, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     if why is None:
         assert done.returncode == 0 and done.stdout == "OK n7\n", done.stdout + done.stderr
@@ -59,6 +59,6 @@ def test_a_run_folder_that_the_node_cannot_write(tmp_path: Path) -> None:
     )  # fmt: skip
     script = put(tmp_path, "health.sh", health_script(Batch(name="b", shape=shape, jobs=())))
     done = subprocess.run(
-        ["bash", str(script), "/proc/nowhere"], capture_output=True, text=True, timeout=20, check=False
+        ["bash", str(script), "/proc/nowhere"], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 77 and "is it mounted here?" in done.stdout
