@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ LIFE, BESIDE = "/life", "/beside"
 CORES = "X-Cores"
 """Header: CPU cores that a process on the host's node may use and doesn't need."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 6))
-"""A machine that is lost is noticed in 45 s."""
+LOST_S = 45
+"""After so long a machine that gives no sign counts as lost: what ``KEEPALIVE`` adds up to."""
 POLL_S = 0.05
 ANSWER_S = 30.0
 
@@ -135,15 +137,20 @@ def hold(address: Address, path: str) -> socket.socket:
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     lines = [f"GET {path} HTTP/1.1", f"Host: {address.host}", f"Authorization: Bearer {address.token}"]
     line.sendall("\r\n".join([*lines, f"{CORES}: {cores}", "", ""]).encode())
-    with line.makefile("rb", 0) as answer:  # no more of it than its head
-        status = answer.readline().split()
-        while answer.readline().strip():
-            pass
-    if status[1:2] != [b"200"]:
+    if (status := read_status(line)) != HTTPStatus.OK:
         line.close()
-        raise ConnectionError(f"the host at {address.host}:{address.port} did not answer: {status!r}")
+        raise ConnectionError(f"the host at {address.host}:{address.port} did not answer: {status}")
     line.settimeout(None)
     return line
+
+
+def read_status(line: socket.socket) -> int:
+    """The status of the answer on ``line``, of which no more than its head is read; 0 where there is none."""
+    with line.makefile("rb", 0) as answer:
+        words = answer.readline().split()
+        while answer.readline().strip():
+            pass
+    return int(words[1]) if len(words) > 1 else 0
 
 
 def keep_alive(line: socket.socket) -> None:

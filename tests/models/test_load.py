@@ -38,6 +38,13 @@ def test_tiny_is_small_and_made_once(cache: Path) -> None:
     assert first.shape.vocab == len(first.tokenizer) == 512
 
 
+def test_sequences_longer_than_the_model_has_positions_are_refused(cache: Path) -> None:
+    loaded = load("builtin:tiny", cache)
+    loaded.require_positions(8192)
+    with pytest.raises(UserError, match=r"= 8193 tokens, and .* knows 8192 positions .*: lower one of the two"):
+        loaded.require_positions(8193)
+
+
 def test_tiny_tokenizer_splits_digits_and_keeps_text(cache: Path) -> None:
     tokenizer = load("builtin:tiny", cache).tokenizer
     assert tokenizer.eos_token_id != tokenizer.pad_token_id

@@ -12,7 +12,7 @@ from tests.rollout.support import PROMPTS, drawn, ids
 from trainer.data.batch import Batch
 from trainer.errors import UserError
 from trainer.models import pack, token_stats
-from trainer.rollout import Sampling
+from trainer.rollout import NotFiniteError, Sampling
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -142,7 +142,7 @@ def test_a_broken_model_is_named_and_the_mode_restored() -> None:
     model = make_model().train()
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         drawn(model)
     assert model.training
 

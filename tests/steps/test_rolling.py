@@ -14,7 +14,7 @@ import torch
 from tests.steps.rolling_parts import DATA, SCORERS, length_reward, make_rolling
 from trainer.checkpoint.state import decode, encode
 from trainer.errors import UserError
-from trainer.rollout import EngineFailed, Finished
+from trainer.rollout import EngineFailed, Finished, NotFiniteError
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
 from trainer.steps.prompts import Ask
 from trainer.steps.rolling import Rolling
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same(how: dict[str, Any]
 def test_an_error_in_generation_ends_the_judging() -> None:
     rolling, _, rollout = make_rolling()
     rollout.module.lm_head.weight.data.fill_(float("nan"))  # type: ignore[union-attr,operator]
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(NotFiniteError):
         rolling.collect(1, 0, Timers(), last=False)
     assert rolling.sampler.scorer.idle() == []
 

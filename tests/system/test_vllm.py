@@ -23,7 +23,7 @@ from trainer.errors import UserError
 from trainer.models import LoadedModel
 from trainer.models.lora import Lora, adapters_off, add_adapters
 from trainer.parallel.rendezvous import free_port, port_for
-from trainer.rollout import Sampling
+from trainer.rollout import NotFiniteError, Sampling
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
 from trainer.rollout.hf import HfEngine
 
@@ -161,7 +161,7 @@ def test_logits_that_are_not_finite(engine: Any, loaded: LoadedModel) -> None:
     with torch.no_grad():
         next(loaded.model.parameters()).fill_(float("nan"))
     sync(engine, loaded, 11)
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(NotFiniteError):
         list(engine.generate(prompts(), DRAWN, seed=0))
     assert engine.core.open == 0
 

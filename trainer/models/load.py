@@ -39,6 +39,15 @@ class LoadedModel:
     frozen: str | None = None
     """Digest of the weights that stay as they are while adapters are trained; None where all are trained."""
 
+    def require_positions(self, length: int) -> None:
+        """Raise :class:`UserError` for sequences of ``length`` tokens that the model has no positions for."""
+        known = getattr(self.model.config, "max_position_embeddings", None)
+        if isinstance(known, int) and length > known:
+            raise UserError(
+                f"data.max_prompt_length + data.max_response_length = {length} tokens, and {self.source} knows {known} "
+                "positions (max_position_embeddings): lower one of the two"
+            )
+
 
 def load_model(
     path: str,

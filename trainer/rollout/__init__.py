@@ -7,6 +7,7 @@ from trainer.rollout.protocol import (
     FinishReason,
     Generation,
     Group,
+    NotFiniteError,
     RolloutEngine,
     Sample,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Finished",
     "Generation",
     "Group",
+    "NotFiniteError",
     "RolloutEngine",
     "Sample",
     "Sampling",

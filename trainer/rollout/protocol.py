@@ -77,7 +77,7 @@ class Generation(Protocol):
     def __iter__(self) -> Iterator[Finished]:
         """Each group as soon as its last response ends; groups are begun in the order they were given.
 
-        Raises FloatingPointError when the model's logits are not finite, EngineFailed when the engine is lost for good.
+        Raises NotFiniteError when the model's logits are not finite, EngineFailed when the engine is lost for good.
         """
 
     def stop(self) -> list[Finished]:
@@ -119,6 +119,18 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """End processes and give everything back. Twice is fine."""
+
+
+class NotFiniteError(Failure):
+    """Nothing can be drawn: the model's logits are NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not finite: its weights hold NaN or infinity. Go on from an earlier checkpoint "
+            "(trainer.resume_mode=path trainer.resume_from_path=RUN_FOLDER/checkpoints/step_N, in a new "
+            "trainer.default_local_dir) with a lower actor_rollout_ref.actor.optim.lr; where no step was trained, mend "
+            "the folder of actor_rollout_ref.model.path"
+        )
 
 
 class EngineFailed(Failure):

@@ -141,6 +141,7 @@ def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Contex
         gradient_checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
         adapters=adapters_of(config),
     )
+    loaded.require_positions(config.data.max_prompt_length + config.data.max_response_length)
     train_data, val_data = _dataset(config, loaded, info, "train"), _dataset(config, loaded, info, "val")
     if train_data is None:
         raise AssertionError("make_dataset refuses a run without training data")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.errors import UserError
-from trainer.rollout import Group, Sample, Sampling
+from trainer.rollout import Group, NotFiniteError, Sample, Sampling
 from trainer.rollout.vllm.tally import Tally
 
 SAMPLING = Sampling(max_response_length=6)
@@ -74,7 +74,7 @@ def test_a_stop_gives_every_group_that_was_not_handed_out() -> None:
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
 def test_logits_that_are_not_finite_are_an_error(log_prob: float) -> None:
     books = tally(group(0))
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(NotFiniteError):
         books.add(books.open[0].key, [1], [log_prob])
 
 

@@ -14,7 +14,7 @@ from trainer.rollout.hf.cohort import Cohort
 from trainer.rollout.hf.network import Network, joined
 from trainer.rollout.hf.row import Row, random_numbers
 from trainer.rollout.hf.sampling import choose
-from trainer.rollout.protocol import Finished, FinishReason, Group, Sample
+from trainer.rollout.protocol import Finished, FinishReason, Group, NotFiniteError, Sample
 from trainer.rollout.settings import Sampling
 
 JOIN = 0.25
@@ -177,7 +177,7 @@ class HfGeneration:
         token, picked = choose(logits, u, self.sampling)
         tokens, log_probs = token.tolist(), picked.tolist()
         if not all(map(math.isfinite, log_probs)):
-            raise FloatingPointError("the model's logits are not finite in generation: its weights may hold NaN")
+            raise NotFiniteError
         self.counters.tokens += len(rows)
         ended: list[tuple[Row, FinishReason]] = []
         start = 0

@@ -165,6 +165,14 @@ def _handler(kept: Host, token: str) -> type[Guarded]:
 class _Handler(Guarded):
     host: Host
 
+    def handle_expect_100(self) -> bool:
+        """Not yet: see ``_go_on``."""
+        return True
+
+    def _go_on(self) -> None:
+        self.send_response_only(HTTPStatus.CONTINUE)
+        self.end_headers()
+
     def do_GET(self) -> None:
         """``/state``; ``/life`` and ``/beside``, which last until one of the two processes ends."""
         if self.refused() or self.elsewhere({"/state", LIFE, BESIDE}):
@@ -193,7 +201,7 @@ class _Handler(Guarded):
             return
         try:
             if path == "weights":
-                self.host.take(receive(self.rfile), int(version))
+                self.host.take(receive(self.rfile, self._go_on), int(version))
             elif self.elsewhere({"/begin", "/close"}) or (asked := self.body()) is None:
                 return
             elif path == "begin":

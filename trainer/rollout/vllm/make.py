@@ -7,11 +7,9 @@ from pathlib import Path
 
 from trainer.config.schema import Rollout
 from trainer.environment import rank_from_environment
-from trainer.errors import UserError
 from trainer.models import LoadedModel
 from trainer.parallel.world import World
 from trainer.rollout.protocol import RolloutEngine
-from trainer.rollout.settings import KEY
 from trainer.rollout.vllm.fleet import Fleet, OwnNode
 from trainer.rollout.vllm.hosts import Hosts
 from trainer.rollout.vllm.inprocess import VllmEngine
@@ -34,7 +32,7 @@ def make_vllm_engine(
     """
     ranks = rank_from_environment().local_world_size
     wanted = options(rollout, loaded.shape, next(loaded.model.parameters()).dtype, world, local_ranks=ranks)
-    _check_length(loaded, wanted.max_model_len)
+    loaded.require_positions(wanted.max_model_len)
     if rollout.name == "vllm":
         return VllmEngine(loaded, wanted, world, eos_ids=eos_ids, folder=run_dir / "vllm" / f"rank_{world.rank}")
     limits = Limits(
@@ -54,12 +52,3 @@ def _fleet(
     folder = run_dir / "vllm" / f"node_of_rank_{world.rank - world.local_rank}"  # of the rank that keeps its servers
     env = server_environments(replicas, wanted.tensor_parallel_size, on_cpu=wanted.on_cpu, training=ranks)
     return OwnNode(loaded, world, folder=folder, env=env, limits=limits)
-
-
-def _check_length(loaded: LoadedModel, length: int) -> None:
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
-    if isinstance(longest, int) and length > longest:
-        raise UserError(
-            f"{KEY}.prompt_length + response_length = {length} tokens, and {loaded.source} knows {longest} positions "
-            "(max_position_embeddings): lower data.max_prompt_length or data.max_response_length"
-        )

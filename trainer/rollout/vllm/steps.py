@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.rollout.protocol import EngineFailed, Finished
+from trainer.rollout.protocol import EngineFailed, Finished, NotFiniteError
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.core import Drawn
 from trainer.rollout.vllm.shards import Shards
@@ -116,7 +116,7 @@ class Steps:
                     self._abort(whose)
             if self._open:
                 self._step()
-        except FloatingPointError:
+        except NotFiniteError:
             self._core.abort(list(self._open))
             self._open.clear()
             raise
@@ -142,9 +142,9 @@ class Steps:
             self._take(drawn)
 
     def _take(self, drawn: Drawn) -> None:
-        """Into the books, if it is this rank's own. Raises FloatingPointError on all ranks alike."""
+        """Into the books, if it is this rank's own. Raises NotFiniteError on all ranks alike."""
         if not all(map(math.isfinite, drawn.log_probs)):
-            raise FloatingPointError("the model's logits are not finite")
+            raise NotFiniteError
         self._sum = zlib.crc32(f"{drawn.key}:{drawn.token_ids}".encode(), self._sum)
         whose, key = drawn.key.split(SEPARATOR)
         if int(whose) == self._shards.index:

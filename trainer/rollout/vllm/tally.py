@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from trainer.errors import UserError
-from trainer.rollout.protocol import Finished, FinishReason, Group, Sample
+from trainer.rollout.protocol import Finished, FinishReason, Group, NotFiniteError, Sample
 from trainer.rollout.settings import KEY, Sampling
 
 
@@ -92,10 +92,10 @@ class Tally:
         return [row.request for row in self._open.values()]
 
     def add(self, key: str, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Tokens that came. Raises FloatingPointError for a log-prob that is not a number."""
+        """Tokens that came. Raises NotFiniteError for a log-prob that is not a number."""
         row = self._open[key]
         if not all(map(math.isfinite, log_probs)):
-            raise FloatingPointError("the model's logits are not finite")
+            raise NotFiniteError
         row.token_ids += token_ids
         row.log_probs += log_probs
         self.tokens += len(token_ids)

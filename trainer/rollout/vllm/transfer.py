@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from io import BufferedIOBase
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.rollout.vllm.shared import DTYPES, Arrival
-from trainer.rollout_nodes import Address
+from trainer.rollout_nodes import LOST_S, Address, keep_alive, read_status
 
 MOST_HEADER = 1 << 16
 
@@ -25,16 +26,25 @@ class Upload:
     """One hand-over to one host. Its methods raise OSError when the host is lost, or refuses (with its words)."""
 
     def __init__(self, to: Address, *, timeout_s: float) -> None:
-        """``timeout_s``: the longest time without progress."""
-        self._token = to.token
-        self._connection = http.client.HTTPConnection(to.host, to.port, timeout=timeout_s)
+        """``timeout_s``: how long a host that lives may take. One whose machine is gone is lost after ``LOST_S``."""
+        self._token, self._timeout_s = to.token, timeout_s
+        self._connection = http.client.HTTPConnection(to.host, to.port, timeout=LOST_S)
 
     def begin(self, version: int) -> None:
-        """Weights of this version follow."""
+        """Weights of this version follow. Returns when the host has room for them: no server reads the older ones."""
+        self._connection.connect()
+        line: socket.socket = self._connection.sock
+        keep_alive(line)
+        line.settimeout(self._timeout_s)
         self._connection.putrequest("POST", f"/weights/{version}")
         self._connection.putheader("Authorization", f"Bearer {self._token}")
         self._connection.putheader("Transfer-Encoding", "chunked")
+        self._connection.putheader("Expect", "100-continue")
         self._connection.endheaders()
+        if (status := read_status(line)) != HTTPStatus.CONTINUE:
+            raise OSError(f"it takes no weights ({status})")
+        # From here on it reads at once: bytes that stay on the way mean that it is gone.
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_S))
 
     def send(self, head: bytes, data: memoryview) -> None:
         """One tensor, as :func:`parts` makes it."""
@@ -65,11 +75,13 @@ def parts(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
     return json.dumps(head).encode(), flat.numpy().data
 
 
-def receive(file: BufferedIOBase) -> Iterator[Arrival]:
-    """The tensors in a request's body, each to be filled before the next one is asked for.
+def receive(file: BufferedIOBase, go_on: Callable[[], None]) -> Iterator[Arrival]:
+    """The tensors in a request's body, each to be filled before the next one is asked for. ``go_on`` tells the sender
+    that the first one is.
 
     Raises ConnectionError when it ends early, ValueError when it is none.
     """
+    go_on()
     while size := _size(file):
         if size > MOST_HEADER:
             raise ValueError(f"a header of {size} bytes")
