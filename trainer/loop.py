@@ -55,7 +55,7 @@ def run(ctx: Context, keeper: Keeper, show: Show) -> int:
         show.log(step, show.validation(step))
         return EXIT_OK
     if step == 0:
-        require_sound_data(ctx)
+        require_sound_data(ctx, show.tracker.message)
     ctx.loader.start()
     batches, metrics = endless(ctx.loader), dict[str, float]()
     try:

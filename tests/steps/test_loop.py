@@ -36,7 +36,7 @@ class Parts:
         self.config = SimpleNamespace(trainer=trainer)
         self.engine = SimpleNamespace(keep_private=lambda: None)
         self.loader = SimpleNamespace(start=lambda: None)
-        self.tracker = SimpleNamespace(sync=lambda: None)
+        self.tracker = SimpleNamespace(sync=lambda: None, message=lambda text: None)
         self.lost_in, self.at = lost_in, at
         self.logged: list[int] = []
         self.saved: int | None = None
@@ -103,7 +103,7 @@ def test_the_last_whole_step_is_saved(
     monkeypatch.setattr(loop, "endless", lambda loader: loader)
     monkeypatch.setattr(loop, "rl_batch", rl_batch)
     monkeypatch.setattr(loop, "update_policy", lambda ctx, batch, step: ([], {}))
-    monkeypatch.setattr(loop, "require_sound_data", lambda ctx: ctx.may_fail("data", 0))
+    monkeypatch.setattr(loop, "require_sound_data", lambda ctx, say: ctx.may_fail("data", 0))
     with pytest.raises(type(error), match="gone" if saved is None else f"gone. Step {saved} is saved"):
         loop.run(parts, parts, parts)
     assert (parts.saved, parts.logged) == (saved, logged)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data.toy import Toy
 from tests.steps.rolling_parts import DATA, SCORERS, length_reward, make_rolling
 from trainer.checkpoint.state import decode, encode
 from trainer.errors import UserError
@@ -165,6 +166,12 @@ def test_a_reward_that_fails_is_an_error_on_all_ranks_and_loses_no_prompt(stream
     with pytest.raises(AgreedError, match="raised ValueError: so bad"):
         rolling.collect(2, 1, Timers(), last=False)
     failing.value = 0
+    prompts = rolling.prompts
+    waiting, batches = prompts._waiting, prompts._batches
+    prompts._waiting, prompts._batches = [], ([Toy(1, bad=0)[0]] for _ in range(1))
+    with pytest.raises(AgreedError, match="toy, row 0: bad"):
+        rolling.collect(2, 1, Timers(), last=False)
+    prompts._waiting, prompts._batches = waiting, batches
     world: Any = rolling._world
     world.any, world.texts = lambda flag: 2, lambda mine: [mine, "it fails there"]
     with pytest.raises(AgreedError, match=r"^it fails there$"):

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -130,7 +130,7 @@ def ordered_map(
     num_workers: int,
     name: str,
     timeout_s: float = 600.0,
-) -> Iterator[Answer]:
+) -> Generator[Answer, None, None]:
     """``map(fn, requests)`` by ``num_workers`` forked processes (0: in this one), answers in order."""
     if num_workers <= 0:
         yield from map(fn, requests)

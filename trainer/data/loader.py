@@ -86,11 +86,10 @@ class Loader:
             yield batch
 
     def ahead(self, batches: int) -> list[int]:
-        """Samples of the next ``batches`` batches, in the data's order; all, if that goes beyond the epoch at hand."""
-        first, last = self._at.offset, self._at.offset + batches * self._batch_size
-        if last > len(self._dataset):
-            return list(range(len(self._dataset)))
-        return sorted(int(i) for i in self._ordered(self._at.epoch)[first:last])
+        """Samples of the next ``batches`` batches, in the order they come; all, if that is more than the epoch has."""
+        order, first, count = self._ordered(self._at.epoch), self._at.offset, batches * self._batch_size
+        parts = (order[first:], order[:first]) if first + count > len(order) else (order[first : first + count],)
+        return [int(i) for part in parts for i in part]
 
     def start(self) -> None:
         """Fork the workers and let them begin; does nothing without workers or when they run already."""

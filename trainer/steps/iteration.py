@@ -17,12 +17,13 @@ from trainer.steps.experience import experience_metrics, mean_response_lengths, 
 from trainer.steps.forward import log_prob_column
 from trainer.steps.reference import follow
 from trainer.steps.stow import Stowage, stow
+from trainer.steps.synced import agreed
 from trainer.steps.update import Update, update
 
 
 def sft_batch(ctx: Context, batches: Iterator[list[Example]]) -> tuple[Batch, dict[str, float]]:
     """The next prompts with their responses; the whole batch on every rank."""
-    with ctx.timers("data_wait"):
+    with ctx.timers("data_wait"), agreed(ctx.world):
         examples = next(batches)
     batch = to_sft_batch(examples)
     batch.rows["groups"] = torch.arange(len(batch))

@@ -11,7 +11,7 @@ from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Sample
 from trainer.steps.prompts import Ask, Prompts, unfinished
 from trainer.steps.sampler import Rollouts, Sampler, shares
-from trainer.steps.synced import LOST, Synced, same_on_all
+from trainer.steps.synced import LOST, Synced, agreed, same_on_all
 from trainer.steps.unfinished import share_samples
 from trainer.tracking import Timers
 
@@ -46,8 +46,8 @@ class Rolling:
         """The prompts begun in ``step`` and this rank's rollouts. ``version``: of the weights at hand; ``last``: no
         step follows. ``finished`` hears of each prompt (asks, its place, samples) at once, where it is drawn now.
 
-        Raises EngineFailed on all ranks when one rank's engine is lost, AgreedError when a reward function or an agent
-        of one rank fails; the prompts are then the next call's again.
+        Raises EngineFailed on all ranks when one rank's engine is lost, AgreedError when data, a reward function or
+        an agent of one rank fail; the prompts are then the next call's again.
         """
         if self._ahead is None:
             drawn = self._draw(step, version, timers, finished)
@@ -83,7 +83,7 @@ class Rolling:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, step: int, version: int, timers: Timers, finished: Told | None) -> _Drawn:
-        with timers("data_wait"):
+        with timers("data_wait"), agreed(self._world):
             asks = self.prompts.take(self.want, step, version)
         result: Future[Rollouts] = Future()
         try:
@@ -97,7 +97,7 @@ class Rolling:
         return _Drawn(asks, result)
 
     def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
-        with timers("data_wait"):
+        with timers("data_wait"), agreed(self._world):
             asks = self.prompts.take(self.want, step, version)
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
         try:

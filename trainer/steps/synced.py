@@ -86,6 +86,17 @@ class Synced:
         self.rollout.close()
 
 
+@contextmanager
+def agreed(world: World) -> Iterator[None]:
+    """Raise AgreedError on every rank when one of them meets wrong input within; all ranks come here together."""
+    error: UserError | None = None
+    try:
+        yield
+    except UserError as found:
+        error = found
+    same_on_all(world, error)
+
+
 def same_on_all(world: World, error: EngineFailed | UserError | None) -> None:
     """Raise on every rank when one of them has lost its engine, or met wrong input (AgreedError; it comes first). All
     ranks call it with what they know.
