@@ -83,8 +83,7 @@ class Rolling:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, step: int, version: int, timers: Timers, finished: Told | None) -> _Drawn:
-        with timers("data_wait"), agreed(self._world):
-            asks = self.prompts.take(self.want, step, version)
+        asks = self._take(step, version, timers)
         result: Future[Rollouts] = Future()
         try:
             with self._synced.ready(version, timers, stay=self._one_step_off):
@@ -97,8 +96,7 @@ class Rolling:
         return _Drawn(asks, result)
 
     def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
-        with timers("data_wait"), agreed(self._world):
-            asks = self.prompts.take(self.want, step, version)
+        asks = self._take(step, version, timers)
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
         try:
             with self._synced.ready(version, timers, stay=True):
@@ -107,6 +105,16 @@ class Rolling:
             result = Future()
             result.set_exception(error)
         return _Drawn(asks, result)
+
+    def _take(self, step: int, version: int, timers: Timers) -> list[Ask]:
+        asks: list[Ask] = []
+        try:
+            with timers("data_wait"), agreed(self._world):
+                asks = self.prompts.take(self.want, step, version)
+        except LOST:
+            self.prompts.give_back(asks)
+            raise
+        return asks
 
     def _agree(self, drawn: _Drawn) -> Rollouts:
         """This rank's rollouts, if all ranks have theirs."""
