@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.e2e import held_worker
 from trainer.tracking.jsonl import TIMING_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 240.0
+BOUND_S = 280.0
 SMALL = [
     "trainer.logger=[console]",
     "trainer.device=cpu",
@@ -78,9 +79,17 @@ def finish(run: Path, *arguments: str, code: int = 0, **env: str) -> str:
     return screen
 
 
-def interrupt(run: Path, number: int, *arguments: str, step: int, **env: str) -> tuple[int, str]:
-    """Start a run, send it a signal once it has recorded ``step``, and wait for its end."""
-    process = start(run, *arguments, **env)
+def start_held(run: Path, step: int, *arguments: str, **env: str) -> subprocess.Popen[str]:
+    """A run that doesn't go on from ``step`` before it is asked to stop or ``go`` lies in its folder."""
+    held = {"PLIMSOLL_WORKER_MODULE": held_worker.__name__, held_worker.HELD_AT: str(step)}
+    return start(run, *arguments, **held, **env)
+
+
+def interrupt(run: Path, number: int, *arguments: str, step: int, before: int, **env: str) -> tuple[int, str]:
+    """Start a run, send it a signal once it has recorded ``step``, at any time ``before`` that one, and wait for its
+    end.
+    """
+    process = start_held(run, before - 1, *arguments, **env)
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline and process.poll() is None:
         if any(row["training/global_step"] >= step for row in rows(run)):

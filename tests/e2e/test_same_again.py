@@ -56,7 +56,7 @@ def test_old_equals_new_from_the_frozen_config(undisturbed: Callable[[str, int],
 @pytest.mark.parametrize(("stage", "ranks"), RUNS)
 def test_stopped_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
     run = tmp_path / "run"
-    code, screen = interrupt(run, signal.SIGTERM, *arguments(stage, ranks), step=2)
+    code, screen = interrupt(run, signal.SIGTERM, *arguments(stage, ranks), step=2, before=STEPS)
     assert code == 85, screen
     note = json.loads((run / "exit.json").read_text())
     assert note["cause"] == "TERM" and note["step"] == rows(run)[-1]["training/global_step"] < STEPS
@@ -67,7 +67,7 @@ def test_stopped_and_continued(undisturbed: Callable[[str, int], Path], tmp_path
 @pytest.mark.parametrize(("stage", "ranks"), [("sft", 1), ("grpo", 2)])
 def test_killed_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
     run, given = tmp_path / "run", [*arguments(stage, ranks), EACH_STEP]
-    code, screen = interrupt(run, signal.SIGKILL, *given, step=2)
+    code, screen = interrupt(run, signal.SIGKILL, *given, step=2, before=STEPS)
     assert code == -signal.SIGKILL, screen
     finish(run, *given)
     assert_same(run, undisturbed(stage, ranks))

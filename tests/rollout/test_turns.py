@@ -56,7 +56,7 @@ def model() -> Any:
 def turns(agent: Any = None, max_turns: int = 4, max_num_seqs: int = 64) -> Turns:
     return Turns(
         HfEngine(model(), eos_ids=EOS, max_num_seqs=max_num_seqs),
-        AgentRunner(agent or Echo(), name="echo", timeout_s=5),
+        AgentRunner(agent or Echo(), name="echo", timeout_s=100),
         tokenizer=Spelled(),
         observations=Fixed(),  # type: ignore[arg-type]
         eos_ids=EOS,
@@ -153,7 +153,7 @@ def test_an_agent_that_is_late_is_given_up_and_the_model_is_told() -> None:
 )
 def test_an_agent_that_fails_is_the_users_to_mend(agent: Any, says: str) -> None:
     with pytest.raises(UserError) as error:
-        AgentRunner(agent, name="mine", timeout_s=1).answer([TALK])
+        AgentRunner(agent, name="mine", timeout_s=100).answer([TALK])
     assert says in str(error.value) and "mine" in str(error.value)
 
 

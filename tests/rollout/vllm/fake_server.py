@@ -17,9 +17,11 @@ from trainer.rollout.vllm.serve import serve
 from trainer.rollout.vllm.shared import Reader
 from trainer.rollout.vllm.tally import Request
 
-DIE, HANG, FREEZE, BREAK, SLOW, REFUSE = 901, 902, 903, 904, 905, 906
+DIE, HANG, FREEZE, BREAK, HOLD, REFUSE = 901, 902, 903, 904, 905, 906
+GO = "go"
 """Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step raises; once each, the
-first time that the file beside the spec is not there. SLOW: a step takes its time, always. REFUSE: it is not taken.
+first time that the file beside the spec is not there. HOLD: it gets no third token before the file GO lies there.
+REFUSE: it is not taken.
 """
 
 
@@ -42,6 +44,9 @@ class FakeCore:
         ended = []
         for key, (request, sampling, ids, log_probs) in list(self._rows.items()):
             if len(ids) == 2:
+                if HOLD in request.prompt_ids and not (self._marks / GO).exists():
+                    time.sleep(0.001)
+                    continue
                 self._misbehave(request.prompt_ids)
             ids.append((request.seed + 7 * request.sample_id + request.position + len(ids)) % 100)
             log_probs.append(self._weight - ids[-1] * sampling.scale)
@@ -58,8 +63,6 @@ class FakeCore:
         self._weight = float(next(Reader().read(path, table))[1].sum())
 
     def _misbehave(self, prompt: list[int]) -> None:
-        if SLOW in prompt:
-            time.sleep(0.01)
         for token in {DIE, HANG, FREEZE, BREAK} & set(prompt):
             if prompt[-1] == token or not (mark := self._marks / f"did-{token}").exists():
                 if prompt[-1] != token:

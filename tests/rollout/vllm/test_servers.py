@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, HANG, REFUSE, SLOW
+from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, GO, HANG, HOLD, REFUSE
 from trainer.errors import UserError
 from trainer.parallel.world import World
 from trainer.rollout import EngineFailed, Finished, Group, Sampling
@@ -35,7 +35,7 @@ Make = Callable[..., VllmServerEngine]
 class Pair(World):
     """Two ranks of one node that are threads of this process."""
 
-    meet = threading.Barrier(2, timeout=60)
+    meet = threading.Barrier(2, timeout=300)
     told: ClassVar[list[float]] = [0.0, 0.0]
 
     def vector(self, value: float) -> list[float]:
@@ -55,13 +55,13 @@ def start_engine(
     of: World | None = None,
     replicas: int = 1,
     dtype: str = "float32",
-    timeout_s: float = 30.0,
+    timeout_s: float = 200.0,
     restarts: int = 1,
 ) -> VllmServerEngine:
     """An engine over fake servers, not started."""
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
     loaded = SimpleNamespace(model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None))
-    limits = Limits(start_timeout_s=60.0, timeout_s=timeout_s, max_restarts=restarts)
+    limits = Limits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=restarts)
     fleet = OwnNode(
         loaded,  # type: ignore[arg-type]
         of or world(),
@@ -124,11 +124,12 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     assert log_probs == [5.0 - i / 2 for i in ids] and version == 2
     # A stop: every group comes back, and can be gone on with.
     long = Sampling(max_response_length=20)
-    under_way = engine.generate(groups(SLOW), long, seed=1)
+    under_way = engine.generate(groups(HOLD), long, seed=1)
     left = under_way.stop()
     assert sorted(f.number for f in left) == [0, 1, 2, 3] and under_way.stop() == []
     assert {s.finish_reason for f in left for s in f.samples} == {"aborted"}
-    begun = [dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(SLOW), left, strict=True)]
+    (tmp_path / "vllm" / GO).touch(mode=0o600)
+    begun = [dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(HOLD), left, strict=True)]
     whole = drawn(list(engine.generate(begun, long, seed=1)))
     assert all(len(s[0]) == 20 for samples in whole.values() for s in samples)
     with pytest.raises(EngineFailed, match=r"a vLLM server refused a request.*no such token"):
@@ -139,16 +140,27 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     # Nobody without the token gets anything.
     server = engine.fleet.read().seats[0].address  # type: ignore[union-attr]
     for path in ("/health", "/weights"):
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=100)
         connection.request("GET" if path == "/health" else "POST", path, "{}", {"Authorization": "Bearer x"})
         assert connection.getresponse().status == 401
         connection.close()
 
 
+def limit(engine: VllmServerEngine, limits: Limits) -> None:
+    """Other limits from now on."""
+    engine.limits = limits
+    for keeper in engine.fleet._servers._keepers:  # type: ignore[attr-defined]
+        keeper.limits = limits
+
+
 def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make: Make) -> None:
-    engine = make(timeout_s=6.0, restarts=2)  # one more than is needed: the machine may be busy
+    engine = make(restarts=2)
+    patient = engine.limits
     expected = drawn(list(engine.generate(groups(size=2), SAMPLING, seed=1)))
     for step, fault in enumerate((DIE, HANG, FREEZE, BREAK), 2):
+        # Only where silence is the fault; a busy machine may be taken for another one then.
+        silent = fault in (HANG, FREEZE)
+        limit(engine, dataclasses.replace(patient, timeout_s=4.0, max_restarts=99) if silent else patient)
         engine.update_weights([("w", torch.tensor([3.0]))], step)  # restarts are counted anew
         found = drawn(list(engine.generate(groups(fault, size=2), SAMPLING, seed=1)))
         assert engine.stats()["restarts"] >= 1 and sorted(found) == [0, 1, 2, 3]
@@ -195,11 +207,11 @@ def test_no_server_outlives_its_trainer(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == -9, done.stderr
     pid = int(done.stdout.split()[-1])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}/exe")
