@@ -83,6 +83,9 @@ def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.Mon
                    local_ranks=2).cache_bytes == GIB // 2  # fmt: skip
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     assert made().cache_bytes == 3 * GIB
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
+    with pytest.raises(UserError, match=r"VLLM_CPU_KVCACHE_SPACE=1\.5 is no number of whole GiB: set it to 1 or more"):
+        made()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ CPU_CACHE_SHARE = 0.25
 """Of the free memory, times ``gpu_memory_utilization``: the most that the caches of one machine's engines take."""
 
 
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""vLLM's own variable for the cache of an engine on a CPU, whole GiB."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cache:
     """Keys and values of one shard on a CPU."""
@@ -32,14 +36,16 @@ class Cache:
 
 def cache_bytes(cache: Cache, owners: int) -> int:
     """What each of ``owners`` on this machine gets. Raises :class:`UserError` when no sequence fits in that."""
-    if space := os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+    if space := os.environ.get(SPACE):
+        if not space.isdecimal() or int(space) == 0:
+            raise UserError(f"the environment variable {SPACE}={space} is no number of whole GiB: set it to 1 or more")
         return int(space) << 30
     spare = psutil.virtual_memory().available * CPU_CACHE_SHARE * cache.share / owners
     if spare < cache.least:
         raise UserError(
-            f"{KEY}: one sequence of {cache.length} tokens needs {cache.least >> 20} MiB of cache, and there "
-            f"are {int(spare) >> 20} MiB for it: lower {KEY}.response_length, raise {KEY}.gpu_memory_utilization, or "
-            "set VLLM_CPU_KVCACHE_SPACE to whole GiB"
+            f"{KEY}: one sequence of {cache.length} tokens needs {_mib(cache.least)} of cache, and there "
+            f"are {_mib(spare)} for it: lower data.max_response_length, raise {KEY}.gpu_memory_utilization, or "
+            f"set {SPACE} to whole GiB"
         )
     return int(min(cache.wanted, spare))
 
@@ -65,3 +71,7 @@ def server_environments(replicas: int, size: int, *, on_cpu: bool, training: int
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
     first = [training + number * size for number in range(replicas)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(visible[f : f + size])} for f in first]
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.2f} MiB"
