@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+TRIES = 3
 
 
 def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -35,9 +37,18 @@ def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = 
     return report
 
 
-def not_absurd(report: dict[str, Any], slack: float) -> None:
-    """Clocked checks may miss their bars by a factor of ``slack``, which no busy minute explains."""
-    for name, check in report["checks"].items():
-        if check["clocked"]:
-            value, bar = check["value"], check["bar"]
-            assert value <= bar * slack if check["at_most"] else value >= bar / slack, (name, check)
+def run_until(name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], **how: Any) -> dict[str, Any]:
+    """The first of at most three reports for which ``holds``: what a clock says may be another program's doing once,
+    and is ours when it comes each time.
+    """
+    for _ in range(TRIES):
+        report = run_quick(name, folder, **how)
+        if holds(report):
+            return report
+    raise AssertionError(report)
+
+
+def not_absurd(report: dict[str, Any], slack: float = 2.0) -> bool:
+    """Clocked checks may miss their bars by a factor of ``slack``."""
+    clocked = [check for check in report["checks"].values() if check["clocked"]]
+    return all(c["value"] <= c["bar"] * slack if c["at_most"] else c["value"] >= c["bar"] / slack for c in clocked)

@@ -56,7 +56,7 @@ class Toy:
         if index == self.crash:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self.hang:
-            time.sleep(60)
+            time.sleep(600)
         if index == self.bug:
             raise ZeroDivisionError("bug")
         return Example(

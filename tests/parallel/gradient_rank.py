@@ -38,7 +38,7 @@ from trainer.steps.update import update  # noqa: E402
 
 EPS, SCALE = 1e8, 100.0
 GROUPS, OF_A_GROUP = 8, 3
-TIMEOUT_S = 60.0
+TIMEOUT_S = 400.0
 LAYERS = 2  # enough for a gradient to pass from layer to layer
 
 

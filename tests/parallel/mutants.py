@@ -53,7 +53,7 @@ def verdict(zero: int) -> str:
 
 if __name__ == "__main__":
     world = join(
-        environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), meet_s=60, timeout_s=60
+        environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), meet_s=400, timeout_s=400
     )
     said = {f"sound {zero}": verdict(zero) for zero in range(4)}
     for name, mutate in MUTANTS.items():

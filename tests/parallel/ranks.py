@@ -20,7 +20,7 @@ from trainer.parallel.rendezvous import free_port, port_for
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(case: dict[str, Any], folder: Path, ranks: int, *, timeout_s: float = 240.0) -> list[int]:
+def start(case: dict[str, Any], folder: Path, ranks: int, *, timeout_s: float = 500.0) -> list[int]:
     """Exit codes of ``ranks`` processes of ``gradient_rank`` on ``case``; a rank past the bound is killed: -9."""
     port = free_port(port_for(str(folder)))
     deadline = time.monotonic() + timeout_s

@@ -53,6 +53,6 @@ def test_nothing_is_lowered_without_an_error(found: list[dict[str, Any]]) -> Non
 
 @pytest.mark.parametrize("variant", FATAL, ids=[f"{v['zero']}-{v['fail']}" for v in FATAL])
 def test_where_the_others_already_wait_every_rank_ends_with_an_error(variant: dict[str, Any], tmp_path: Path) -> None:
-    codes = start({"variants": [variant]}, tmp_path, 2, timeout_s=120)
+    codes = start({"variants": [variant]}, tmp_path, 2, timeout_s=300)
     assert codes == [1, 1], logs(tmp_path)
     assert "OutOfMemoryError: injected" in (tmp_path / f"rank_{variant['fail'][0]}.log").read_text()

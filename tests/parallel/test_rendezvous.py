@@ -48,7 +48,7 @@ def test_ranks_meet_where_rank_0_could_bind(tmp_path: Path) -> None:
     with socket.socket() as taken:  # another program has the port that would come first
         taken.bind(("", wanted))
         taken.listen()
-        one, other = gather(tmp_path, [1, 0], 2, 20)
+        one, other = gather(tmp_path, [1, 0], 2, 300)
     assert isinstance(one, Store) and isinstance(other, Store), (one, other)
     one.set("word", "heard")
     assert other.get("word") == b"heard"
@@ -56,8 +56,12 @@ def test_ranks_meet_where_rank_0_could_bind(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
-    first, second = gather(tmp_path, [0, 2], 4, 1.0)
-    assert isinstance(first, str) and "2 of 4 ranks did not come within trainer.join_timeout_s=1: rank 1, 3." in first
+    for seconds in (1, 10, 60):  # on a busy machine rank 2 may need more
+        first, second = gather(tmp_path / f"{seconds}", [0, 2], 4, seconds)
+        wanted = f"2 of 4 ranks did not come within trainer.join_timeout_s={seconds}: rank 1, 3."
+        if wanted in str(first):
+            break
+    assert isinstance(first, str) and wanted in first
     assert isinstance(second, str) and ("rank 1, 3." in second or "rank 0 has left" in second)
 
 
@@ -68,7 +72,7 @@ def test_rank_0_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 def test_a_given_port_is_used(tmp_path: Path) -> None:
     port = free_port(port_for(str(tmp_path)))
-    assert all(isinstance(one, Store) for one in gather(tmp_path, [0, 1], 2, 20, port))
+    assert all(isinstance(one, Store) for one in gather(tmp_path, [0, 1], 2, 300, port))
     assert not (tmp_path / "rendezvous").exists()
 
 

@@ -21,7 +21,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert run.returncode == 0, run.stderr

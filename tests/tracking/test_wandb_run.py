@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -88,17 +89,24 @@ def test_no_server_means_offline_soon(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", 2.0)
-    began = time.monotonic()
+    init, waits = WandbRun._init, {"online": 2.0, "offline": 200.0}  # the latter answers, in a while
+
+    def timed(self: WandbRun, arguments: dict[str, Any], mode: str) -> bool:
+        monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", waits[mode])
+        began = time.monotonic()
+        started = init(self, arguments, mode)
+        assert started or time.monotonic() - began < 80  # the client's own patience is 90 s
+        return started
+
+    monkeypatch.setattr(WandbRun, "_init", timed)
     run = start(tmp_path, "online")
-    assert time.monotonic() - began < 30
     assert run.mode == "offline" and run.folder is not None
     run.finish(0)
     assert "W&B could not start (online)" in capsys.readouterr().err
 
 
 SERVICE_DIES = """
-import sys, time
+import contextlib, sys
 from pathlib import Path
 import psutil
 from trainer.tracking.wandb_run import Identity, WandbRun
@@ -106,8 +114,9 @@ run = WandbRun(Path(sys.argv[1]), {}, identity=Identity("abcdefgh", "p", "n", No
 services = psutil.Process().children(recursive=True)
 assert services
 for service in services:
-    service.kill()
-    service.wait(10)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may have gone with the one before
+        service.kill()
+        service.wait(100)
 for step in range(1, 200):
     run.log(step, {"a": 1.0})
 run.finish(0)
@@ -118,7 +127,7 @@ sys.exit(85)
 
 def test_a_run_survives_its_dead_wandb_service(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVICE_DIES, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SERVICE_DIES, str(tmp_path)], capture_output=True, text=True, timeout=400, check=False
     )
     assert done.stdout == "trained to the end\n", done.stderr
     assert done.returncode == 85, done.stderr

@@ -16,7 +16,7 @@ FULL, LAST = 1, 4
 
 def records(folder: Path) -> list[Any]:
     """All records of a finished run. The client's service writes the last of them just after ``finish`` returns."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while True:
         found = records_now(folder)
         if any(kind_of(record) == "exit" for record in found) or time.monotonic() > deadline:
