@@ -200,21 +200,25 @@ def test_ranks_that_share_an_engine_hear_of_one_that_leaves() -> None:
     assert len(set(left)) == 5
 
 
-def test_an_engine_lost_as_it_begins_the_next_step_is_told_where_all_ranks_meet() -> None:
+@pytest.mark.parametrize(("what", "error"), [("engine", EngineFailed), ("data", AgreedError)])
+def test_what_fails_as_the_next_step_begins_is_told_where_all_ranks_meet(what: str, error: type[Exception]) -> None:
     how: dict[str, Any] = {"copied": True, "staleness": 1, "one_step_off": True}
     whole, engine, _ = make_rolling(**how)
     expected = run(whole, engine)
     rolling, engine, rollout = make_rolling(**how)
     first = run(rolling, engine, last=1)
-    update = rollout.update_weights
+    update, batches = rollout.update_weights, rolling.prompts._batches
 
     def lost(*_: object) -> None:
-        raise EngineFailed("3 restarts in a row")
+        raise EngineFailed("gone: bad")
 
-    rollout.update_weights = lost  # type: ignore[method-assign]
+    if what == "engine":
+        rollout.update_weights = lost  # type: ignore[method-assign]
+    else:
+        rolling.prompts._batches = ([Toy(1, bad=0)[0]] for _ in range(1))
     found = run(rolling, engine, first=2, last=2)  # the other ranks have this step, and so has this one
-    rollout.update_weights = update  # type: ignore[method-assign]
-    with pytest.raises(EngineFailed, match="3 restarts in a row"):
+    rollout.update_weights, rolling.prompts._batches = update, batches  # type: ignore[method-assign]
+    with pytest.raises(error, match="bad"):
         rolling.collect(3, 2, Timers(), last=False)
     ours, theirs = ([[i for i, *_ in rows] for rows in r] for r in (first + found + run(rolling, engine, 3), expected))
     assert ours == theirs

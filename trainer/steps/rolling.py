@@ -96,12 +96,13 @@ class Rolling:
         return _Drawn(asks, result)
 
     def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
-        asks = self._take(step, version, timers)
+        asks: list[Ask] = []
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
         try:
+            asks = self._take(step, version, timers)
             with self._synced.ready(version, timers, stay=True):
                 result = self._pool.submit(self._roll, asks, self._share(asks), Timers(), None)
-        except EngineFailed as error:  # the step at hand is whole on all ranks: told where they meet next
+        except LOST as error:  # the step at hand is whole on all ranks: told where they meet next
             result = Future()
             result.set_exception(error)
         return _Drawn(asks, result)
