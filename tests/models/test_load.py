@@ -72,7 +72,7 @@ def test_a_saved_model_is_an_ordinary_folder(cache: Path, tmp_path: Path) -> Non
 def _make(root: str, barrier: object) -> None:
     def build(folder: Path) -> None:
         (folder / "config.json").write_text(str(os.getpid()))
-        barrier.wait(timeout=30)  # type: ignore[attr-defined]
+        barrier.wait(timeout=300)  # type: ignore[attr-defined]
 
     cached(Path(root), "race", "recipe", build)
 
@@ -84,7 +84,7 @@ def test_two_ranks_make_it_at_once(tmp_path: Path) -> None:
     for r in ranks:
         r.start()
     for r in ranks:
-        r.join(timeout=60)
+        r.join(timeout=400)
     assert [r.exitcode for r in ranks] == [0, 0]
     (made,) = tmp_path.iterdir()
     assert made.name.startswith("race-") and (made / "config.json").read_text() in {str(r.pid) for r in ranks}

@@ -290,7 +290,7 @@ def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPa
 
     def gated(*given: Any, **how: Any) -> Iterator[Finished]:
         under_way.set()
-        assert gate.wait(30)
+        assert gate.wait(300)
         drawn = list(generate(*given, **how))
         under_way.clear()
         yield from drawn
@@ -303,7 +303,7 @@ def test_a_validation_waits_for_what_is_drawn_ahead(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rollout, "generate", gated)
     monkeypatch.setattr(rollout, "update_weights", updated)
     rolling._ahead = rolling._begin(2, 0, Timers())
-    assert under_way.wait(30)
+    assert under_way.wait(300)
     threading.Timer(0.2, gate.set).start()
     metrics, _ = validate(to_validate(rolling, elsewhere=0), 1)
     assert metrics["val/samples"] == 5 * rolling.sampler.n and rollout.version == 1

@@ -143,7 +143,7 @@ def test_two_ranks_draw_the_samples_of_one(engine: Any, tmp_path: Path) -> None:
                 )
             )  # fmt: skip
     try:
-        codes = [rank.wait(timeout=300) for rank in ranks]
+        codes = [rank.wait(timeout=900) for rank in ranks]
     finally:
         for left in [rank for rank in ranks if rank.poll() is None]:
             with contextlib.suppress(ProcessLookupError):
