@@ -18,10 +18,16 @@ def test_a_disk_that_takes_no_more_is_the_users_to_mend(number: int) -> None:
     assert "trainer.default_local_dir" in str(error)
 
 
+def test_what_may_not_be_read_is_named() -> None:
+    error = as_user_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/secret/train.jsonl"))
+    assert error is not None and str(error).startswith("no access to /data/secret/train.jsonl (Permission denied): ")
+
+
 def test_other_errors_keep_their_traceback() -> None:
     own = UserError("x")
     assert as_user_error(own) is own
     assert as_user_error(OSError(errno.EIO, "broken disk")) is None
+    assert as_user_error(PermissionError(errno.EPERM, "a process of somebody else's")) is None
     assert as_user_error(ValueError("x")) is None
 
 

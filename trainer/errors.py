@@ -29,9 +29,15 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """``error`` as one that the user can mend, where it is one: a UserError itself, or a disk that takes no more."""
+    """``error`` as one that the user can mend, where it is one: a UserError itself, a disk that takes no more, a file
+    that may not be read or written.
+    """
     if isinstance(error, UserError):
         return error
+    if isinstance(error, PermissionError) and error.filename:
+        return UserError(
+            f"no access to {error.filename} ({error.strerror}): have its owner give it to you, or name another place"
+        )
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         place = f" for {error.filename}" if error.filename else ""
         return UserError(

@@ -97,6 +97,10 @@ def read_only(rank: int, size: int, run: str, store: str) -> None:
     disk = "tests.checkpoint.shims:FaultyDisk"
     with pytest.raises(UserError, match=r"can't hold checkpoints \(Read-only file system\); set trainer.default_local"):
         checkpointer(world, engine, Path(run), disk=disk)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: Path(path) != Path(run) / "checkpoints")
+        with pytest.raises(UserError, match=r"can't hold checkpoints \(Permission denied\); set trainer.default_local"):
+            checkpointer(world, engine, Path(run))
 
 
 def beside(rank: int, size: int, run: str, store: str) -> None:

@@ -139,7 +139,10 @@ def test_a_stop_is_saved_and_noted(tmp_path: Path, clock: Clock) -> None:
     assert (note["cause"], note["step"], note["attempt"]) == ("USR2", 4, 1)
     store.has_room = False
     store.last_failure = "checkpoint of step 5 failed: the writer process died"
-    with pytest.raises(RuntimeError, match=r"step 5 is not saved: .*the writer process died"):
+    with pytest.raises(Failure, match=r"step 5 is not saved: .*the writer process died"):
+        made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
+    store.last_failure = "checkpoint of step 5 failed: rank 0: Permission denied (step_5.tmp)"
+    with pytest.raises(UserError, match=r"step 5 is not saved: .*Permission denied.* Have the folder made writable"):
         made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
     store.last_failure = "checkpoint of step 6 failed: rank 1: No space left on device"
     with pytest.raises(UserError, match=r"step 6 is not saved: .*No space left on device.* Free space"):

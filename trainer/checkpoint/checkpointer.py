@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import secrets
 import threading
 import time
@@ -206,6 +208,8 @@ class Checkpointer:
         try:
             self._mirror = None if self._settings.mirror is None else Mirror(self._settings.mirror)
             self._disk.makedirs(self.root)
+            if not os.access(self.root, os.W_OK | os.X_OK):  # found out at the first save, it would cost all before
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             self._lease = Lease(self.run_dir, self._attempt)
             for name in commit.clean(self._disk, self.root):
                 log.info("removed %s, left by an interrupted save", name)

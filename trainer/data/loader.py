@@ -120,8 +120,9 @@ class Loader:
         if state["dataset"]["digest"] != ours["dataset"]["digest"]:
             raise UserError(
                 f"the checkpoint was made on {state['dataset']['name']}, this run reads {ours['dataset']['name']} "
-                "with other content or fields. Give back the data it was made on, or start a run in a new "
-                "trainer.default_local_dir"
+                "with other content or fields. Give back the data it was made on, or begin a run in a new "
+                "trainer.default_local_dir; python -m trainer.export RUN_FOLDER --out FOLDER writes the weights that "
+                "actor_rollout_ref.model.path=FOLDER takes along"
             )
         for name in ("seed", "shuffle"):
             if state[name] != ours[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -265,11 +266,13 @@ def hints(trainer: Trainer, metric: str, total_steps: int) -> list[str]:
 
 
 def not_saved(step: int, why: str) -> Exception:
-    """The error to leave with when the last save failed: a UserError for a disk that takes no more."""
+    """The error to leave with when the last save failed: a UserError for a disk that takes no more, or not from us."""
     text = f"step {step} is not saved: {why or 'the saves before it never ended'}"
     if any(os.strerror(number) in why for number in DISK_FULL):
         return UserError(f"{text}. Free space, then type the same command: it goes on from the last checkpoint")
-    return RuntimeError(text)
+    if os.strerror(errno.EACCES) in why:
+        return UserError(f"{text}. Have the folder made writable, then type the same command: it goes on from there")
+    return Failure(text)
 
 
 def attempt_number(run_dir: Path, is_main: bool) -> int:
