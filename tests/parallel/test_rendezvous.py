@@ -76,6 +76,15 @@ def test_a_given_port_is_used(tmp_path: Path) -> None:
     assert not (tmp_path / "rendezvous").exists()
 
 
+def test_a_given_port_that_another_program_has_is_the_users_to_mend(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (said,) = gather(tmp_path, [0], 2, 300, port)
+    assert isinstance(said, str) and said.startswith(f"UserError: MASTER_PORT={port} is in use on rank 0's machine")
+
+
 def test_ranks_started_by_hand_need_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLIMSOLL_ATTEMPT")
     (said,) = gather(tmp_path, [1], 2, 5)

@@ -41,13 +41,14 @@ def free_port(start: int, tries: int = 200) -> int:
 def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
     """The store all ranks share: at ``info.master_port`` where one is given; otherwise rank 0 publishes its own.
 
-    Raises TimeoutError that names the ranks which did not come within ``timeout_s``.
+    Raises TimeoutError that names the ranks which did not come within ``timeout_s``, UserError on rank 0 for a port
+    that another program has.
     """
     if info.world_size == 1:
         return HashStore()
     until = time.monotonic() + timeout_s
     if info.master_port is not None:
-        store = _open(info, info.master_addr, info.master_port, timeout_s)
+        store = _open_given(info, info.master_port, timeout_s)
     else:
         note = _note(run_dir)
         if info.rank == 0:
@@ -71,6 +72,17 @@ def _note(run_dir: Path) -> Path:
 def _open(info: RankInfo, addr: str, port: int, timeout_s: float) -> TCPStore:
     wait = timedelta(seconds=timeout_s)
     return TCPStore(addr, port, info.world_size, info.rank == 0, timeout=wait, wait_for_workers=False)
+
+
+def _open_given(info: RankInfo, port: int, timeout_s: float) -> TCPStore:
+    try:
+        return _open(info, info.master_addr, port, timeout_s)
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"MASTER_PORT={port} is in use on rank 0's machine, by another run or another program: set it to a free one"
+        ) from error
 
 
 def _publish(info: RankInfo, note: Path, timeout_s: float) -> TCPStore:
