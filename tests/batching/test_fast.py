@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.batching import CostModel, Plan, balance_ranks, fast, plan, refine, warm_up
+from trainer.batching import CostModel, Plan, balance_ranks, fast, packing, plan, refine, search, warm_up
 from trainer.batching.search import improve
 
 
@@ -54,7 +54,7 @@ def _same(a: Plan, b: Plan) -> bool:
 
 @pytest.mark.timeout(180)
 def test_plans_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of these tests to run on a machine compiles, for a quarter of a minute."""
+    """The first of these tests to run on a machine compiles, for half a minute."""
     monkeypatch.setattr(fast, "FROM", 1)
     for seed in range(120):
         case = _case(seed)
@@ -86,19 +86,29 @@ def test_a_bin_takes_more_units_than_it_has_room_for(monkeypatch: pytest.MonkeyP
 
 
 def test_constants_are_the_same() -> None:
-    loops = fast.load("refine")
-    assert loops is not None
-    for name in ("LOOK", "NEAR", "GOOD", "FAR"):
-        assert getattr(loops, name) == getattr(refine, name)
+    here = {"packing": [packing], "refine": [refine, search]}
+    for module, known in here.items():
+        loops = fast.load(module)
+        assert loops is not None
+        for name in (n for n in vars(loops) if n.isupper()):
+            assert getattr(loops, name) in [getattr(k, name) for k in known if hasattr(k, name)]
 
 
-def test_warming_up_leaves_nothing_to_compile() -> None:
+def test_warming_up_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of any kind find what they run on."""
+    monkeypatch.setattr(fast, "FROM", 1)
     warm_up(fast.FROM)
-    loops = {
-        "packing": ("best_fit", "lightest_fit", "open_bins", "cuts", "once", "pace_rows"),
-        "refine": ("level", "run"),
+    called = {
+        "packing": ("best_fit", "lightest_fit", "open_bins", "cuts", "once", "path", "fill_rows"),
+        "refine": ("improve",),
     }
-    assert all(getattr(fast.load(module), name).signatures for module, names in loops.items() for name in names)
+    loops = [getattr(fast.load(module), name) for module, names in called.items() for name in names]
+    ready = [list(each.signatures) for each in loops]
+    assert all(ready)
+    for seed in range(40):
+        plan(**_case(seed))
+    balance_ranks(np.arange(200.0)[::-2], 3)
+    assert [list(each.signatures) for each in loops] == ready
 
 
 def test_numba_is_left_alone_until_a_plan_is_large() -> None:

@@ -14,7 +14,7 @@ def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
 
     ``costs`` [samples], in any unit (their lengths, say). Indices come in rising order.
     """
-    cost = np.asarray(costs, np.float64).reshape(-1)
+    cost = np.array(costs, np.float64, order="C").reshape(-1)
     order = np.argsort(-cost, kind="stable")
     bins = np.empty(cost.size, np.int64)
     load = np.zeros(ranks)

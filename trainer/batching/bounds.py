@@ -22,7 +22,7 @@ class Proof:
 
 def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
     """What no plan of ``cargo`` can beat; a shared prompt counts once."""
-    own, own_cost = cargo.own_tokens(), cargo.own_costs(cost)
+    own, own_cost = cargo.own_tokens, cargo.own_costs(cost)
     tokens, weight = int(own.sum()), float(own_cost.sum())
     if cargo.shared:
         prompts = np.zeros(int(cargo.groups.max()) + 1 if cargo.groups.size else 0, np.int64)
@@ -40,6 +40,8 @@ def bins_bound(tokens: Ints, cap: int) -> int:
     """
     if not tokens.size:
         return 0
+    if 2 * int(tokens.max()) <= cap:
+        return -(-int(tokens.sum()) // cap)  # none stands alone, whatever the threshold
     up = np.sort(tokens)
     sums = np.concatenate([[0], np.cumsum(up)])
     best = -(-int(sums[-1]) // cap)

@@ -42,7 +42,7 @@ class Layout:
         if self._weighed and self._weighed[0][0] is cargo and self._weighed[0][1] is cost:
             return self._weighed[0][2:]
         n = int(self.counts.sum())
-        tokens = np.bincount(self.bins, cargo.own_tokens(), minlength=n)
+        tokens = np.bincount(self.bins, cargo.own_tokens, minlength=n)
         if cargo.shared and self.bins.size:
             first = self._first(cargo)
             tokens += np.bincount(self.bins[first], cargo.prompts[first], minlength=n)
@@ -54,7 +54,7 @@ class Layout:
         compiled = loops("packing", int(self.bins.size))
         if compiled is not None and cargo.shared:
             own, prompts = cargo.own_costs(cost), cargo.prompt_costs(cost)
-            out: Floats = compiled.once(self.bins, own, prompts, cargo.groups, cargo.by_group(), int(self.counts.sum()))
+            out: Floats = compiled.once(self.bins, own, prompts, cargo.groups, cargo.by_group, int(self.counts.sum()))
             return out
         return self._costs(cargo, cost, self._first(cargo) if cargo.shared and self.bins.size else None)
 

@@ -74,7 +74,7 @@ def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
     ``share`` lowers the caps to that part of them; where all are equal a unit above it may still have a bin alone.
     """
     order = np.argsort(-tokens, kind="stable")
-    chosen = _best_fit(tokens[order], caps.tolist(), share)
+    chosen = _best_fit(tokens[order], caps, share)
     if chosen is None:
         return None
     out = np.empty(tokens.size, np.int64)
@@ -82,16 +82,17 @@ def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
     return out
 
 
-def _best_fit(tokens: Ints, caps: list[int], share: float) -> Ints | None:
+def _best_fit(tokens: Ints, of_bins: Ints, share: float) -> Ints | None:
     """:func:`best_fit` of falling ``tokens``."""
-    many = len(caps)
+    many = int(of_bins.size)
     if not many or not tokens.size:
         return None if tokens.size else np.empty(0, np.int64)
     compiled = loops("packing", int(tokens.size))
-    if compiled is not None and min(caps) == max(caps):
-        found: Ints = compiled.best_fit(tokens, many, caps[0], share)
-        return found if found.size else None
+    if compiled is not None:
+        found: Ints = compiled.best_fit(tokens, of_bins, share)
+        return found if found[0] >= 0 else None
     sizes: list[int] = tokens.tolist()
+    caps: list[int] = of_bins.tolist()
     # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
     # listed once they are opened; the last number is larger than all, and found when no bin has room.
     most = max(caps)
@@ -128,11 +129,11 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
     Coffman, Garey and Johnson (1978), with best-fit for first-fit. Returns the dealt bins of the shortest path found.
     """
     ranks = int(budgets.size)
-    caps = budgets.tolist() * rows
+    caps = np.tile(budgets, rows)
     order = np.argsort(-tokens, kind="stable")
     weights, sizes = cost[order], tokens[order]
     best: tuple[float, Ints] | None = None
-    low, high = int(tokens.sum()) / sum(caps), 1.0
+    low, high = int(tokens.sum()) / int(caps.sum()), 1.0
     share = high
     for _ in range(1 + min(BISECTIONS, BISECTED // max(1, tokens.size))):
         bins = _best_fit(sizes, caps, share)
@@ -142,11 +143,11 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
             low = share
         else:
             high = share
-            load = np.bincount(bins, weights, minlength=len(caps)).astype(np.float64)
+            load = np.bincount(bins, weights, minlength=caps.size).astype(np.float64)
             new = deal(load, budgets)
             dealt = np.empty_like(load)
             dealt[new] = load
-            path = float(dealt.reshape(rows, ranks).max(1).sum())
+            path = path_of(dealt, ranks)
             if best is None or path < best[0]:
                 best = (path, new[bins])
         share = (low + high) / 2
@@ -168,7 +169,7 @@ def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) 
     compiled = loops("packing", int(tokens.size))
     if compiled is not None:
         found: Ints = compiled.lightest_fit(cost[order], tokens[order], caps, fills)
-        if not found.size:
+        if found[0] < 0:
             return None
         out[order] = found
         return out
@@ -200,60 +201,74 @@ def tight(tokens: Ints, budgets: Ints, rows: int) -> bool:
     return 2 * tokens.size > 3 * bins and (rows * int(budgets.sum()) - held) * tokens.size < TIGHT * held * bins
 
 
+def path_of(load: Floats, ranks: int) -> float:
+    """The heaviest bin of each row of ``ranks``, summed from the first row on (``sum`` would go about it in pairs)."""
+    return float(np.cumsum(load.reshape(-1, ranks).max(1))[-1])
+
+
+def path(bins: Ints, cost: Floats, rows: int, ranks: int) -> float:
+    """Critical path of units in bins."""
+    compiled = loops("packing", int(cost.size))
+    if compiled is not None:
+        length: float = compiled.path(bins, cost, rows, ranks)
+        return length
+    return path_of(np.bincount(bins, cost, minlength=rows * ranks).astype(np.float64), ranks)
+
+
 class ByCost(NamedTuple):
-    """Units by rising cost: what :func:`fill_rows` begins with, for any number of rows."""
+    """Units by rising cost: what :func:`fill_rows` and exchanges begin with, for any number of rows."""
 
     order: Ints
     weights: Floats
     sizes: Ints
     rising: bool
     """Whether a lighter unit is never a larger one."""
+    total: float
+    """Cost of all."""
 
     @classmethod
     def of(cls, cost: Floats, tokens: Ints) -> ByCost:
         """Sort them."""
         order = np.argsort(cost, kind="stable")
         sizes = tokens[order]
-        return cls(order, cost[order], sizes, bool((sizes[1:] >= sizes[:-1]).all()))
+        return cls(order, cost[order], sizes, bool((sizes[1:] >= sizes[:-1]).all()), float(cost.sum()))
 
 
-def fill_rows(cost: Floats, tokens: Ints, budgets: Ints, rows: int, by_cost: ByCost | None = None) -> Ints | None:
+def fill_rows(by_cost: ByCost, budgets: Ints, rows: int) -> Ints | None:
     """Bin of each unit over ``rows`` micro-batches of every rank, or None when the greedy finds no room.
 
     While the heaviest unit left weighs more than an even share of what is left, it sets the pace of its row: the next
     heaviest stand beside it, and each bin is topped up with the largest units that keep cap and pace, so that the row
     carries as much as the wait for its head allows. The rest is spread evenly and its bins are dealt out by weight.
     """
-    order, weights, sizes, rising = by_cost or ByCost.of(cost, tokens)
-    left = float(cost.sum())
-    out = np.full(cost.size, -1, np.int64)
-    row, rest = 0, order
-    if rising and rest.size and float(weights[-1]) * rows * budgets.size > left:
-        row, rest = _pace_rows(weights, sizes, order, out, budgets, rows, left)
-    if rest.size:
-        bins = spread(cost[rest], tokens[rest], budgets, rows - row)
+    order, weights, sizes, rising, left = by_cost
+    compiled = loops("packing", int(order.size))
+    if compiled is not None:
+        found: Ints = compiled.fill_rows(weights, sizes, order, budgets, rows, rising, left)
+        return found if found[0] >= 0 else None
+    out = np.full(order.size, -1, np.int64)
+    ids, row = list(range(order.size)), 0
+    if rising and float(weights[-1]) * rows * budgets.size > left:
+        row = _pace_rows(weights.tolist(), sizes.tolist(), ids, out, budgets, rows, left)
+    if ids:
+        bins = spread(weights[ids], sizes[ids], budgets, rows - row)
         if bins is None:
             return None
-        out[rest] = row * budgets.size + bins
-    return out
+        out[ids] = row * budgets.size + bins
+    chosen = np.empty_like(out)
+    chosen[order] = out
+    return chosen
 
 
 def _pace_rows(
-    weights: Floats, sizes: Ints, order: Ints, out: Ints, budgets: Ints, rows: int, left: float
-) -> tuple[int, Ints]:
-    """The rows that a head paces, into ``out``: how many, and the units that are left, by rising cost."""
-    by_cap = np.argsort(-budgets, kind="stable")
-    compiled = loops("packing", int(order.size))
-    if compiled is not None:
-        units = order.copy()
-        row, many = compiled.pace_rows(weights.copy(), sizes.copy(), units, out, budgets, by_cap, rows, left)
-        return row, units[:many]
-    heavy, large, ids = weights.tolist(), sizes.tolist(), order.tolist()
-    caps, ranks = budgets.tolist(), int(budgets.size)
-    row = 0
+    heavy: list[float], large: list[int], ids: list[int], out: Ints, budgets: Ints, rows: int, left: float
+) -> int:
+    """Fill the rows that a head paces, into ``out``, and take their units from the lists. Returns how many rows."""
+    caps, by_cap = budgets.tolist(), np.argsort(-budgets, kind="stable").tolist()
+    ranks, row = len(caps), 0
     while ids and row < rows and heavy[-1] * (rows - row) * ranks > left:
         pace, gaps = heavy[-1], []
-        for r in by_cap.tolist():
+        for r in by_cap:
             at = bisect_right(large, caps[r]) - 1
             if at >= 0:
                 weight, size = heavy.pop(at), large.pop(at)
@@ -269,7 +284,7 @@ def _pace_rows(
                 out[ids.pop(at)] = row * ranks + r
                 left, slack, room = left - weight, slack - weight, room - size
         row += 1
-    return row, np.array(ids, np.int64)
+    return row
 
 
 def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:

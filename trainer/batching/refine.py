@@ -7,6 +7,7 @@ Deterministic: the work is bounded by counts, never by the clock.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
@@ -28,6 +29,14 @@ TINY = 2e-7
 
 Swap = tuple[float, int, int]
 """What a swap wins, and the places of both units in their bins."""
+
+
+def total(values: Iterable[float]) -> float:
+    """Sum from left to right, as compiled loops add: ``sum`` carries what is rounded off since Python 3.12."""
+    out = 0.0
+    for value in values:
+        out += value
+    return out
 
 
 class Refiner:
@@ -76,7 +85,7 @@ class Refiner:
         self.sorted = bool(fills) and bool((tokens[by_cost][1:] >= tokens[by_cost][:-1]).all())
         mixed = bool(buckets.size) and int(buckets.min()) != int(buckets.max())
         self.buckets: list[int] | None = buckets.tolist() if mixed else None
-        even = sum(self.load) / self.ranks
+        even = total(self.load) / self.ranks
         self.goal, self.tiny = enough - even, TINY * even
         self.waits: list[int] = []
 
@@ -89,7 +98,7 @@ class Refiner:
 
     def path(self) -> float:
         """The critical path: the heaviest bin of each row, summed."""
-        return sum(max(self.load[at : at + self.ranks]) for at in range(0, len(self.load), self.ranks))
+        return total(max(self.load[at : at + self.ranks]) for at in range(0, len(self.load), self.ranks))
 
     def alike(self) -> None:
         """Change the places of whole bins so that those of like weight share a row, which never lengthens the path."""
@@ -108,7 +117,7 @@ class Refiner:
             swaps = 0
             for first in range(0, len(load), ranks):
                 mine = load[first : first + ranks]
-                enough = sum(mine) / ranks + self.tiny
+                enough = total(mine) / ranks + self.tiny
                 if max(mine) <= enough or self.work <= 0:
                     continue
                 order = sorted(range(first, first + ranks), key=load.__getitem__)
@@ -129,10 +138,10 @@ class Refiner:
         """Exchange while it helps, always for the row that waits most: inside it first, then with other rows."""
         ranks, load = self.ranks, self.load
         pace = [max(load[at : at + ranks]) for at in range(0, len(load), ranks)]
-        even = [sum(load[at : at + ranks]) / ranks for at in range(0, len(load), ranks)]
+        even = [total(load[at : at + ranks]) / ranks for at in range(0, len(load), ranks)]
         urge = [p - e for p, e in zip(pace, even, strict=True)]  # what levelling a row can win; 0 when nothing helps
         inside = [True] * self.rows
-        spare, stale = sum(urge), self.rows
+        spare, stale = total(urge), self.rows
         while self.work > 0:
             worst = max(urge)
             if spare <= self.goal or worst <= self.tiny:
@@ -158,7 +167,7 @@ class Refiner:
                 at = changed * ranks
                 mine = load[at : at + ranks]
                 before = pace[changed] - even[changed]
-                pace[changed], even[changed] = max(mine), sum(mine) / ranks
+                pace[changed], even[changed] = max(mine), total(mine) / ranks
                 urge[changed] = pace[changed] - even[changed]
                 spare += urge[changed] - before
                 inside[changed] = True

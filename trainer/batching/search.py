@@ -90,7 +90,7 @@ def start(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof)
         return Start(rank, 0)
     best: tuple[float, Start] | None = None
     for bins, rows in candidates(units, budgets, proof.micro_batches):
-        path = _path(bins, units.cost, rows, int(budgets.size))
+        path = packing.path(bins, units.cost, rows, int(budgets.size))
         more = rows - best[1].rows if best else 0
         if best is None or path * (1.0 + ROW_WORTH * more) + overhead * more < best[0]:
             best = (path, Start(bins, rows))
@@ -103,10 +103,31 @@ def refine(units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, 
     least = least_path(units, budgets, proof)
     if sync == "step":
         alike, enough = np.zeros(len(units), np.int64), (1.0 + GOAL / 10) * least
-        bins = improve(greedy.bins, units.cost, units.tokens, alike, budgets, 1, enough, fills=False, share=share)
+        bins = improve(
+            greedy.bins,
+            units.cost,
+            units.tokens,
+            alike,
+            budgets,
+            1,
+            enough,
+            fills=False,
+            share=share,
+            by_cost=units.by_cost,
+        )
     else:
         enough = (1.0 + GOAL) * least
-        bins = improve(greedy.bins, units.cost, units.tokens, units.buckets, budgets, greedy.rows, enough, share=share)
+        bins = improve(
+            greedy.bins,
+            units.cost,
+            units.tokens,
+            units.buckets,
+            budgets,
+            greedy.rows,
+            enough,
+            share=share,
+            by_cost=units.by_cost,
+        )
     return Start(bins, greedy.rows)
 
 
@@ -118,9 +139,7 @@ def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
     else:
         of_unit = (found.bins % ranks) * found.rows + found.bins // ranks
         counts = np.full(ranks, found.rows)
-    bins = np.empty(units.members.size, np.int64)
-    bins[units.members] = np.repeat(of_unit, np.diff(units.starts))
-    return Layout(bins, counts)
+    return Layout(of_unit[units.unit_of], counts)
 
 
 def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
@@ -143,14 +162,22 @@ def improve(
     fills: bool = True,
     moves: bool = True,
     share: float = 1.0,
+    by_cost: packing.ByCost | None = None,
 ) -> Ints:
     """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or the work is done."""
-    if _path(bins, cost, rows, int(budgets.size)) <= enough:
+    if packing.path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
     work = int(share * min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK))
-    fast = loops("refiner", int(cost.size))
-    kind = Refiner if fast is None else fast.CompiledRefiner
-    refiner = kind(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
+    compiled = loops("refine", int(cost.size))
+    if compiled is not None:
+        sorted_ = by_cost or packing.ByCost.of(cost, tokens)
+        mixed = int(buckets.min()) != int(buckets.max())
+        rules = np.array([2 if moves else 1, fills, fills and sorted_.rising, mixed], np.int64)
+        better: Ints = compiled.improve(
+            bins, sorted_.order, cost, tokens, buckets, budgets, rows, enough, np.array([work]), rules
+        )
+        return better
+    refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
     path = np.inf
     for _ in range(ROUNDS):
         before = path
@@ -167,32 +194,31 @@ def improve(
 
 def least_path(units: Units, budgets: Ints, proof: Proof) -> float:
     """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is cut."""
-    return max(proof.path, float(units.cost.sum()) / budgets.size)
+    return max(proof.path, units.weight / budgets.size)
 
 
 def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int]]:
     """Greedy layouts (bins, rows) with rising numbers of rows, from ``fewest`` on."""
     ranks = int(budgets.size)
-    if int(units.buckets.min()) != int(units.buckets.max()):
+    if units.mixed:
         return [bucketed(units, budgets)]
     found: list[tuple[Ints, int]] = []
-    held, room = int(units.tokens.sum()), int(budgets.sum())
-    enough = (1.0 + 2.0 * ROW_WORTH) * float(units.cost.sum()) / ranks
-    if len(set(budgets.tolist())) == 1 and packing.tight(units.tokens, budgets, fewest):
+    held, room, least = units.held, int(budgets.sum()), int(budgets.min())
+    enough = (1.0 + 2.0 * ROW_WORTH) * units.weight / ranks
+    if least * ranks == room and packing.tight(units.tokens, budgets, fewest):
         # What best-fit needs in the end; below it attempt after attempt would fail.
         fewest = max(fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks))
-    by_cost = packing.ByCost.of(units.cost, units.tokens)
     for rows in count(fewest):
-        bins = packing.fill_rows(units.cost, units.tokens, budgets, rows, by_cost)
+        bins = packing.fill_rows(units.by_cost, budgets, rows)
         if bins is not None:
             found.append((bins, rows))
             loose = held < TIGHT * rows * room
-            if len(found) == 2 or loose or _path(bins, units.cost, rows, ranks) <= enough:
+            if len(found) == 2 or loose or packing.path(bins, units.cost, rows, ranks) <= enough:
                 break
-    even = -(-held // (ranks * int(budgets.min())))
+    even = -(-held // (ranks * least))
     if even > found[-1][1]:
         for rows in {even, even + 1, (found[-1][1] + even) // 2}:
-            bins = packing.fill_rows(units.cost, units.tokens, budgets, rows, by_cost)
+            bins = packing.fill_rows(units.by_cost, budgets, rows)
             if bins is not None:
                 found.append((bins, rows))
     return found
@@ -236,7 +262,3 @@ def _stacked(units: Units, parts: list[Ints], budgets: Ints) -> tuple[Ints, int]
         bins[part] = total * budgets.size + inside
         total += rows
     return bins, total
-
-
-def _path(bins: Ints, cost: Floats, rows: int, ranks: int) -> float:
-    return float(np.bincount(bins, cost, minlength=rows * ranks).reshape(rows, ranks).max(1).sum())

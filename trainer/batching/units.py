@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.batching.cost import CostModel, Floats, Ints
 from trainer.batching.fast import loops
+from trainer.batching.packing import ByCost
 
 SPLIT = 0.25
 """Share of the cost whose groups are split into single sequences by the mixed way of :func:`stowages`."""
+
+
+class Stacked(NamedTuple):
+    """Sequences of each group and bucket side by side, longest first. All arrays are [sequences]."""
+
+    order: Ints
+    opens: NDArray[np.bool_]
+    """Whether a group or a bucket begins here."""
+    own: Ints
+    prompts: Ints
+    groups: Ints
+    buckets: Ints
 
 
 @dataclass(frozen=True)
@@ -31,24 +46,32 @@ class Cargo:
     # What was asked for last, for it is asked for again and again.
     _own: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
     _prompts: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _by_group: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
 
+    @cached_property
     def own_tokens(self) -> Ints:
         """What a sequence adds to a micro-batch that holds its prompt already."""
         return self.lengths - self.prompts if self.shared else self.lengths
 
     def own_costs(self, cost: CostModel) -> Floats:
-        """Like :meth:`own_tokens`, in units of cost."""
+        """Like :attr:`own_tokens`, in units of cost."""
         if not self._own or self._own[0][0] is not cost:
             own = cost.responses(self.lengths, self.prompts) if self.shared else cost(self.lengths)
             self._own[:] = [(cost, own)]
         return self._own[0][1]
 
+    @cached_property
     def by_group(self) -> Ints:
         """Sequences, group by group."""
-        if not self._by_group:
-            self._by_group.append(np.argsort(self.groups, kind="stable"))
-        return self._by_group[0]
+        return np.argsort(self.groups, kind="stable")
+
+    @cached_property
+    def stacked(self) -> Stacked:
+        """What :func:`pieces` are cut from, whatever their size."""
+        order = np.lexsort((-self.own_tokens, self.buckets, self.groups))  # stable
+        group, bucket = self.groups[order], self.buckets[order]
+        opens = np.ones(order.size, bool)
+        opens[1:] = (group[1:] != group[:-1]) | (bucket[1:] != bucket[:-1])
+        return Stacked(order, opens, self.own_tokens[order], self.prompts[order], group, bucket)
 
     def prompt_costs(self, cost: CostModel) -> Floats:
         """Cost of each sequence's prompt, 0 where prompts are not shared."""
@@ -66,6 +89,33 @@ class Units:
     buckets: Ints
     members: Ints
     starts: Ints
+
+    @cached_property
+    def by_cost(self) -> ByCost:
+        """Units by rising cost."""
+        return ByCost.of(self.cost, self.tokens)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether they are of more than one bucket."""
+        return bool(self.buckets.size) and int(self.buckets.min()) != int(self.buckets.max())
+
+    @cached_property
+    def held(self) -> int:
+        """Tokens of all."""
+        return int(self.tokens.sum())
+
+    @cached_property
+    def weight(self) -> float:
+        """Cost of all."""
+        return float(self.cost.sum())
+
+    @cached_property
+    def unit_of(self) -> Ints:
+        """int64 [sequences]: the unit that a sequence is part of."""
+        out = np.empty(self.members.size, np.int64)
+        out[self.members] = np.repeat(np.arange(len(self)), np.diff(self.starts))
+        return out
 
     def __len__(self) -> int:
         return int(self.tokens.size)
@@ -89,19 +139,15 @@ def pieces(cargo: Cargo, cost: CostModel, sizes: int | Ints, cap: int) -> Units:
 
     Within a group sequences are taken longest first, so that the pieces of a group are alike inside.
     """
-    own = cargo.own_tokens()
-    count_of = sizes[cargo.groups] if isinstance(sizes, np.ndarray) else np.full(own.size, sizes)
-    order = np.lexsort((np.arange(own.size), -own, cargo.buckets, cargo.groups))
-    group, bucket = cargo.groups[order], cargo.buckets[order]
-    opens = np.ones(order.size, bool)
-    opens[1:] = (group[1:] != group[:-1]) | (bucket[1:] != bucket[:-1])
-    first = _cuts(opens, own[order], cargo.prompts[order], count_of[order], cap)
-    tokens = np.add.reduceat(own[order], first) if first.size else own
+    order, opens, own, prompts, groups, buckets = cargo.stacked
+    count_of = sizes[groups] if isinstance(sizes, np.ndarray) else np.full(own.size, sizes)
+    first = _cuts(opens, own, prompts, count_of, cap)
+    tokens = np.add.reduceat(own, first) if first.size else own
     weight = np.add.reduceat(cargo.own_costs(cost)[order], first) if first.size else np.zeros(0)
     if cargo.shared and first.size:
-        tokens = tokens + cargo.prompts[order][first]
-        weight = weight + cargo.prompt_costs(cost)[order][first]
-    return Units(tokens, weight, bucket[first], order, np.append(first, order.size))
+        tokens = tokens + prompts[first]
+        weight = weight + cargo.prompt_costs(cost)[order[first]]
+    return Units(tokens, weight, buckets[first], order, np.append(first, order.size))
 
 
 def _cuts(opens: NDArray[np.bool_], own: Ints, prompts: Ints, most: Ints, cap: int) -> Ints:

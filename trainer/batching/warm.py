@@ -9,7 +9,7 @@ from trainer.batching.planner import plan
 
 
 def warm_up(sequences: int) -> None:
-    """Load what plans of so many sequences run on: a second, a quarter of a minute on a machine that never planned."""
+    """Load what plans of so many sequences run on: a second, half a minute on a machine that never planned."""
     if sequences < FROM:
         return
     lengths = np.random.default_rng(0).integers(50, 600, 4 * FROM)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 from trainer.batching.cost import Floats, Ints
 
@@ -19,9 +20,18 @@ def compiled(function: F) -> F:
 
     Raises RuntimeError where no folder can keep what is compiled, or others own it.
     """
-    out = numba.njit(cache=True)(function)
+    out = numba.njit(cache=True, no_cfunc_wrapper=True)(function)
     keep_private(Path(out.stats.cache_path))
     return cast(F, out)
+
+
+def inner(function: F) -> F:
+    """``function`` for other loops to call, which holds what they are made of: kept by them, and not ready for Python.
+
+    ``compiled`` loops that call each other would each be wrapped for Python and kept by themselves. Who changes one has
+    its callers made anew by touching their files: numba looks at the file of what is called from Python alone.
+    """
+    return cast(F, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 def keep_private(folder: Path) -> None:
@@ -33,9 +43,10 @@ def keep_private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-@compiled
-def left_of(values: Floats | Ints, value: float, low: int, high: int) -> int:
-    """First place in ``values[low:high]``, which rise, that isn't below ``value``."""
+@inner
+def left_of(values: Floats | Ints, value: float, many: int) -> int:
+    """First place among the first ``many`` values, which rise, that isn't below ``value``."""
+    low, high = 0, many
     while low < high:
         middle = (low + high) // 2
         if values[middle] < value:
@@ -43,3 +54,46 @@ def left_of(values: Floats | Ints, value: float, low: int, high: int) -> int:
         else:
             high = middle
     return low
+
+
+@inner
+def order_of(values: Floats, sign: float) -> Ints:
+    """Places by rising value (``sign`` 1.0) or falling (-1.0), equal ones in order: merge sort from the bottom up."""
+    many = values.size
+    here, there = np.empty(many, np.int64), np.empty(many, np.int64)
+    for i in range(many):
+        here[i] = i
+    width = 1
+    while width < many:
+        for start in range(0, many, 2 * width):
+            a, middle, end = start, min(start + width, many), min(start + 2 * width, many)
+            b = middle
+            for i in range(start, end):
+                if a < middle and (b == end or sign * values[here[a]] <= sign * values[here[b]]):
+                    there[i] = here[a]
+                    a += 1
+                else:
+                    there[i] = here[b]
+                    b += 1
+        here, there = there, here
+        width *= 2
+    return here
+
+
+@inner
+def total(values: Floats, first: int, last: int) -> float:
+    """Sum from left to right."""
+    out = 0.0
+    for at in range(first, last):
+        out += values[at]
+    return out
+
+
+@inner
+def most(values: Floats, first: int, last: int) -> int:
+    """Place of the first of the largest values."""
+    best = first
+    for at in range(first + 1, last):
+        if values[at] > values[best]:
+            best = at
+    return best

@@ -10,55 +10,19 @@ from math import inf
 import numpy as np
 
 from trainer.batching.cost import Floats, Ints
-from trainer.batching.fast.jit import compiled, left_of
+from trainer.batching.fast.jit import compiled, inner, left_of, most, order_of, total
+from trainer.batching.fast.packing import deal, path_of
 
 LOOK = 8
 NEAR = 0.05
 GOOD = 0.5
 FAR = 2
+TINY = 2e-7
+ROUNDS = 3
+PASSES = 4
 
 
-@compiled
-def order_of(values: Floats, first: int, many: int) -> Ints:
-    """Places ``first`` .. ``first + many`` by rising value, equal ones in order: merge sort from the bottom up."""
-    here, there = np.arange(first, first + many), np.empty(many, np.int64)
-    width = 1
-    while width < many:
-        for start in range(0, many, 2 * width):
-            a, middle, end = start, min(start + width, many), min(start + 2 * width, many)
-            b = middle
-            for i in range(start, end):
-                if a < middle and (b == end or values[here[a]] <= values[here[b]]):
-                    there[i] = here[a]
-                    a += 1
-                else:
-                    there[i] = here[b]
-                    b += 1
-        here, there = there, here
-        width *= 2
-    return here
-
-
-@compiled
-def total(values: Floats, first: int, last: int) -> float:
-    """Sum from left to right, which rounds as Python's does."""
-    out = 0.0
-    for at in range(first, last):
-        out += values[at]
-    return out
-
-
-@compiled
-def most(values: Floats, first: int, last: int) -> int:
-    """Place of the first of the largest values."""
-    best = first
-    for at in range(first + 1, last):
-        if values[at] > values[best]:
-            best = at
-    return best
-
-
-@compiled
+@inner
 def seek(
     weights: Floats,
     held: Ints,
@@ -91,7 +55,7 @@ def seek(
         up, down = weight - low, weight - high
         if up <= -miss:
             break
-        start = b = left_of(weights[light], down, 0, theirs)
+        start = b = left_of(weights[light], down, theirs)
         while weights[light, b] - up < miss:
             other = tokens[held[light, b]]
             if size - fills * other <= room_light and other - fills * size <= room_heavy:
@@ -121,7 +85,7 @@ def seek(
     return low - miss, found, partner
 
 
-@compiled
+@inner
 def take(weights: Floats, held: Ints, ends: Ints, bin_: int, at: int) -> None:
     """Take the unit at place ``at`` out of a bin."""
     for i in range(at, ends[bin_] - 1):
@@ -129,19 +93,19 @@ def take(weights: Floats, held: Ints, ends: Ints, bin_: int, at: int) -> None:
     ends[bin_] -= 1
 
 
-@compiled
+@inner
 def put(
     weights: Floats, held: Ints, ends: Ints, first: int, bin_: int, weight: float, unit: int
 ) -> tuple[Floats, Ints]:
     """Put a unit where its weight belongs; arrays grow when the bin is full."""
     if ends[bin_] == weights.shape[1]:
         wider = np.empty((weights.shape[0], 2 * weights.shape[1]))
-        larger = np.empty(wider.shape, np.int64)
+        larger = np.empty((weights.shape[0], 2 * weights.shape[1]), np.int64)
         for row in range(weights.shape[0]):  # plain loops: to assign a slice takes ten seconds to compile
             for i in range(weights.shape[1]):
                 wider[row, i], larger[row, i] = weights[row, i], held[row, i]
         weights, held = wider, larger
-    at = max(first, left_of(weights[bin_], weight, 0, ends[bin_]))
+    at = max(first, left_of(weights[bin_], weight, ends[bin_]))
     for i in range(ends[bin_], at, -1):
         weights[bin_, i], held[bin_, i] = weights[bin_, i - 1], held[bin_, i - 1]
     weights[bin_, at], held[bin_, at] = weight, unit
@@ -149,7 +113,7 @@ def put(
     return weights, held
 
 
-@compiled
+@inner
 def swap(
     weights: Floats,
     held: Ints,
@@ -181,7 +145,7 @@ def swap(
     return weights, held
 
 
-@compiled
+@inner
 def level(
     weights: Floats,
     held: Ints,
@@ -205,9 +169,9 @@ def level(
             enough = total(load, first, first + ranks) / ranks + tiny
             if load[most(load, first, first + ranks)] <= enough or work[0] <= 0:
                 continue
-            order = order_of(load, first, ranks)
+            order = order_of(load[first : first + ranks], 1.0)
             for i in range(half):
-                heavy, light = order[ranks - 1 - i], order[(i + turn) % half]
+                heavy, light = first + order[ranks - 1 - i], first + order[(i + turn) % half]
                 if load[heavy] <= enough:
                     break
                 apart = (load[heavy] - load[light]) / 2
@@ -223,7 +187,7 @@ def level(
     return weights, held
 
 
-@compiled
+@inner
 def run(
     weights: Floats,
     held: Ints,
@@ -240,14 +204,15 @@ def run(
 ) -> tuple[Floats, Ints]:
     """``Refiner.run``, with ``_inside``, ``_look`` and ``_across``."""
     rows = load.size // ranks
-    pace, even, urge, inside = np.empty(rows), np.empty(rows), np.empty(rows), np.ones(rows, np.int64)
+    pace, even, urge, inside = np.empty(rows), np.empty(rows), np.empty(rows), np.empty(rows, np.int64)
     spare = 0.0
     for row in range(rows):
         at = row * ranks
         pace[row], even[row] = load[most(load, at, at + ranks)], total(load, at, at + ranks) / ranks
         urge[row] = pace[row] - even[row]
         spare += urge[row]
-    waits = np.empty(0, np.int64)
+        inside[row] = 1
+    waits = np.empty(rows, np.int64)
     stale = rows
     while work[0] > 0:
         row = most(urge, 0, rows)
@@ -257,10 +222,10 @@ def run(
         heavy = most(load, first, first + ranks)
         best, light, found, partner = tiny, -1, -1, -1
         if inside[row]:
-            order = order_of(load, first, ranks)
-            good = GOOD * (load[heavy] - load[order[0]]) / 2
+            order = order_of(load[first : first + ranks], 1.0)
+            good = GOOD * (load[heavy] - load[first + order[0]]) / 2
             for place in range(ranks):
-                other = int(order[place])
+                other = first + order[place]
                 half = (load[heavy] - load[other]) / 2
                 if half <= best or best >= good:
                     break
@@ -274,7 +239,7 @@ def run(
                 wait = np.empty(load.size)
                 for at in range(load.size):
                     wait[at] = load[at] - pace[at // ranks]
-                waits = order_of(wait, 0, wait.size)[: FAR * ranks]
+                waits = order_of(wait, 1.0)[: FAR * ranks]
                 work[0] -= load.size // 16
                 stale = 0
             need = load[heavy]
@@ -327,3 +292,84 @@ def run(
             spare += urge[changed] - before
             inside[changed] = 1
     return weights, held
+
+
+@inner
+def alike(
+    weights: Floats, held: Ints, ends: Ints, load: Floats, room: Ints, budgets: Ints
+) -> tuple[Floats, Ints, Ints, Floats, Ints]:
+    """``Refiner.alike``."""
+    count, width = weights.shape
+    new_weights, new_held = np.empty((count, width)), np.empty((count, width), np.int64)
+    new_ends, new_load, new_room = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
+    new = deal(load, budgets)
+    for old in range(count):
+        b = new[old]
+        new_ends[b], new_load[b], new_room[b] = ends[old], load[old], room[old]
+        for place in range(ends[old]):
+            new_weights[b, place], new_held[b, place] = weights[old, place], held[old, place]
+    return new_weights, new_held, new_ends, new_load, new_room
+
+
+@compiled
+def improve(
+    bins: Ints,
+    order: Ints,
+    cost: Floats,
+    tokens: Ints,
+    buckets: Ints,
+    budgets: Ints,
+    rows: int,
+    enough: float,
+    work: Ints,
+    rules: Ints,
+) -> Ints:
+    """``search.improve`` from its first exchange on. ``order``: units by rising cost; ``rules``: see :func:`seek`.
+
+    Units of bin b are ``held[b, first:ends[b] - 1]``, light to heavy, between the guards that ``Refiner`` has.
+    """
+    first, fills, units, ranks = rules[0], rules[1], cost.size, budgets.size
+    count = rows * ranks
+    load, room, ends = np.zeros(count), np.empty(count, np.int64), np.zeros(count, np.int64)
+    sizes = np.zeros(units + 1, np.int64)  # of nothing, too
+    for b in range(count):
+        room[b] = budgets[b % ranks]
+    width = 0
+    for u in range(units):
+        b = bins[u]
+        load[b] += cost[u]
+        room[b] -= fills * tokens[u]
+        sizes[u] = tokens[u]
+        ends[b] += 1
+        width = max(width, ends[b] + first + 4)
+    weights, held = np.empty((count, width)), np.empty((count, width), np.int64)
+    for b in range(count):
+        weights[b, 0], held[b, 0] = -inf, -1
+        if first == 2:  # nothing, which may change places with a unit
+            weights[b, 1], held[b, 1] = 0.0, units
+        ends[b] = first
+    for u in order:
+        b = bins[u]
+        weights[b, ends[b]], held[b, ends[b]] = cost[u], u
+        ends[b] += 1
+    for b in range(count):
+        weights[b, ends[b]], held[b, ends[b]] = inf, -1
+        ends[b] += 1
+    even = total(load, 0, count) / ranks
+    goal, tiny = enough - even, TINY * even
+    path = inf
+    for _ in range(ROUNDS):
+        before = path
+        weights, held = level(weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, PASSES)
+        weights, held = run(weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, goal)
+        if rows == 1:
+            break
+        weights, held, ends, load, room = alike(weights, held, ends, load, room, budgets)
+        path = path_of(load, ranks)
+        if path <= enough or path > before - tiny or work[0] <= 0:
+            break
+    out = np.empty(units, np.int64)
+    for b in range(count):
+        for place in range(first, ends[b] - 1):
+            out[held[b, place]] = b
+    return out
