@@ -33,16 +33,16 @@ fi
 mariadbd --no-defaults --user=mysql --datadir="$LAB"/mysql --socket="$LAB"/mysqlrun/sock --pid-file="$LAB"/mysqlrun/mariadbd.pid \
   --skip-networking --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=2 \
   > "$LAB"/log/mariadbd.log 2>&1 < /dev/null & echo $! > "$LAB"/pid/mariadbd.pid
-wait_for MariaDB 150 mariadb-admin --no-defaults -S "$LAB"/mysqlrun/sock ping
+wait_for MariaDB 1500 mariadb-admin --no-defaults -S "$LAB"/mysqlrun/sock ping
 mariadb --no-defaults -S "$LAB"/mysqlrun/sock -e "create database if not exists slurm_acct_db;
   create user if not exists slurm@localhost identified by 'x'; grant all on slurm_acct_db.* to slurm@localhost;"
 MYSQL_UNIX_PORT=$LAB/mysqlrun/sock slurmdbd -D > "$LAB"/log/slurmdbd.out 2>&1 < /dev/null & echo $! > "$LAB"/pid/slurmdbd.pid
-wait_for slurmdbd 150 port_open $((BP+1))
-timeout 20 sacctmgr -i add cluster dev > "$LAB"/log/sacctmgr.out 2>&1 || true   # fails when it is there already
+wait_for slurmdbd 1500 port_open $((BP+1))
+timeout 200 sacctmgr -i add cluster dev > "$LAB"/log/sacctmgr.out 2>&1 || true   # fails when it is there already
 slurmctld -D > "$LAB"/log/slurmctld.out 2>&1 < /dev/null & echo $! > "$LAB"/pid/slurmctld.pid
 for i in $(seq "$N"); do
   slurmd -D -N "n$i" > "$LAB"/log/slurmd-n$i.out 2>&1 < /dev/null & echo $! > "$LAB"/pid/slurmd-n$i.pid
 done
-all_idle() { [ "$(timeout 2 sinfo -h -p low -t idle -o %D | head -1)" = "$N" ]; }
-wait_for "The nodes" 300 all_idle
+all_idle() { [ "$(timeout 20 sinfo -h -p low -t idle -o %D | head -1)" = "$N" ]; }
+wait_for "The nodes" 1000 all_idle
 say "$(timeout 5 sinfo -h -o '%P %D nodes %T' | tr '\n' ';') export SLURM_CONF=$SLURM_CONF"

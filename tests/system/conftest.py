@@ -45,7 +45,7 @@ def slurm_lab() -> Iterator[Path]:
     os.chmod(lab, 0o755)
     up = subprocess.run(
         [str(ROOT / "slurm/dev/up.sh"), str(lab), "4", str(_free_base_port())],
-        capture_output=True, text=True, timeout=180, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=900, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         if up.returncode:
@@ -58,7 +58,7 @@ def slurm_lab() -> Iterator[Path]:
             os.environ["SLURM_CONF"] = before
     finally:
         subprocess.run(
-            [str(ROOT / "slurm/dev/down.sh"), str(lab), "now"], timeout=120, check=False, stdin=subprocess.DEVNULL
+            [str(ROOT / "slurm/dev/down.sh"), str(lab), "now"], timeout=500, check=False, stdin=subprocess.DEVNULL
         )
         shutil.rmtree(lab, ignore_errors=True)
 
@@ -70,7 +70,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("apptainer is not installed; containers/install-apptainer.sh installs it on Debian")
     sif = tmp_path_factory.mktemp("image") / "test.sif"
     built = subprocess.run(
-        [str(ROOT / "containers/build-test.sh"), str(sif)], capture_output=True, text=True, timeout=120, check=False,
+        [str(ROOT / "containers/build-test.sh"), str(sif)], capture_output=True, text=True, timeout=500, check=False,
         env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
     )  # fmt: skip
     if built.returncode:

@@ -19,11 +19,13 @@ from jobs.state import RunState
 from tests.jobs.conftest import point
 
 ROOT = Path(__file__).parents[2]
+LONG_S = 900.0
+"""Of a wait for what comes by itself: a start that takes 9 s takes minutes beside other work."""
 
 
 def slurm(*command: str, check: bool = True) -> str:
     """The output of a Slurm command."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 or not check, f"{command}: {done.stderr}"
     return done.stdout
 
@@ -33,7 +35,7 @@ def dev_point(index: int, name: str, steps: int, **settings: Any) -> Point:
     return point(
         index,
         f"trainer.experiment_name={name}",
-        cluster={"name": "dev", "partition": "low", "grace_s": 10, "cpus_per_task": 1},
+        cluster={"name": "dev", "partition": "low", "grace_s": 60, "cpus_per_task": 1},
         trainer__experiment_name=name,
         trainer__total_training_steps=steps,
         **settings,
@@ -43,11 +45,12 @@ def dev_point(index: int, name: str, steps: int, **settings: Any) -> Point:
 class Sweep:
     """One launch with the stand-in worker."""
 
-    def __init__(self, folder: Path, points: Sequence[Point], **options: Any) -> None:
+    def __init__(self, folder: Path, points: Sequence[Point], standin: str = "", **options: Any) -> None:
+        """``standin``: more of its variables."""
         self.folder, self.ledger = folder, folder.parent / "ledger.jsonl"
         settings = {
-            "ledger": str(self.ledger), "timeout_min": 10, "signal_delay_s": 30,
-            "setup": [f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin STANDIN_STEP_S=0.05"],
+            "ledger": str(self.ledger), "timeout_min": 60, "signal_delay_s": 30,
+            "setup": [f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin {standin}"],
         }  # fmt: skip
         assert launch_on_slurm(points, {**settings, **options}, folder) == 0
 
@@ -61,12 +64,12 @@ class Sweep:
 
     def states(self) -> dict[str, RunState]:
         """As ``jobs status`` sees them."""
-        return states_of(self.entries(), Slurm())
+        return states_of(self.entries(), Slurm(timeout_s=LONG_S))
 
 
 def state(entry: Entry) -> str:
     """PENDING, RUNNING, COMPLETED, ..."""
-    return states_of([entry], Slurm())[entry.run].state
+    return states_of([entry], Slurm(timeout_s=LONG_S))[entry.run].state
 
 
 def step(entry: Entry) -> int:
@@ -80,13 +83,13 @@ def causes(entry: Entry) -> list[str]:
     return [str(line["cause"]) for line in attempts(Path(entry.run))]
 
 
-def wait(true: Callable[[], Any], seconds: float, what: str, entry: Entry | None = None) -> None:
+def wait(true: Callable[[], Any], what: str, entry: Entry | None = None) -> None:
     """Wait for a condition; on failure say what was waited for and what the run's logs hold."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + LONG_S
     while not true():
         broken = entry is not None and "error" in causes(entry)
         if broken or time.monotonic() > end:
-            raise AssertionError(f"waited {seconds} s for {what}\n{_evidence(entry) if entry else ''}")
+            raise AssertionError(f"waited {LONG_S} s for {what}\n{_evidence(entry) if entry else ''}")
         time.sleep(0.2)
 
 

@@ -23,7 +23,7 @@ def test_sections_of_the_definition(image: Path, tmp_path: Path) -> None:
 
     def apptainer(*words: str, code: int = 0) -> str:
         env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-        done = subprocess.run(["apptainer", *words], capture_output=True, text=True, timeout=120, cwd=ROOT, env=env)
+        done = subprocess.run(["apptainer", *words], capture_output=True, text=True, timeout=500, cwd=ROOT, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 

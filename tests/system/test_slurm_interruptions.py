@@ -25,12 +25,15 @@ import torch
 from jobs import ledger
 from jobs.ledger import Entry
 from jobs.records import attempts
+from tests.system import digits_reward
 from tests.system.slurm_runs import Sweep, causes, dev_point, slurm, state, step, wait
 from tests.system.test_slurm_sweep import Lab
 from trainer.run_folder import log_folder, read_json, read_lines
 
-pytestmark = pytest.mark.system
-STEPS, STANDIN_STEPS, PREEMPTIONS = 24, 600, 10
+pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
+STEPS, STANDIN_STEPS, PREEMPTIONS = 24, 60, 10
+A_STEP = 8
+"""Answers of a step of the real trainer."""
 SAME_EVERY_TIME = (
     "critic/score/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean", "actor/lr",
 )  # fmt: skip
@@ -48,7 +51,7 @@ class Scenes:
 
     def ended(self, name: str) -> Entry:
         """The run's entry, once its scene is over."""
-        return self.players[name].result(timeout=500)
+        return self.players[name].result(timeout=3500)
 
 
 @pytest.fixture(scope="module")
@@ -69,41 +72,43 @@ def _others(*nodes: str) -> str:
     return ",".join(node for node in ("n1", "n2", "n3", "n4") if node not in nodes)
 
 
-def _trainer(stage: Scenes, name: str, *nodes: str, logger: str = "[console]") -> Entry:
+def _trainer(stage: Scenes, name: str, reward: Path, *nodes: str, logger: str = "[console]") -> Entry:
     """Submit the real trainer through the command line."""
-    reward = Path(__file__).parent / "digits_reward.py"
     stage.trainer.sweep(
         name, "container=none", f"trainer.total_training_steps={STEPS}", f"trainer.logger={logger}",
         f"custom_reward_function.path={reward}", "actor_rollout_ref.actor.optim.lr=1e-3", "data.val_max_samples=2",
         "data.num_workers=0", "trainer.plot_interval=1000", "trainer.checkpoint.save_freq=2",
         f'hydra.launcher.exclude="{_others(*nodes)}"', "hydra.launcher.resubmit=always", "trainer.n_gpus_per_node=1",
-        "hydra.launcher.timeout_min=20", "hydra.launcher.signal_delay_s=100",
+        "hydra.launcher.timeout_min=60", "hydra.launcher.signal_delay_s=580",
     )  # fmt: skip
     return next(e for e in ledger.read(stage.root / "ledger.jsonl") if e.sweep == name)
 
 
-def _standin(stage: Scenes, name: str, node: str, steps: int) -> Entry:
-    sweep = Sweep(stage.root / name, [dev_point(0, name, steps)], exclude=_others(node))
+def _standin(stage: Scenes, name: str, node: str, steps: int, standin: str = "") -> Entry:
+    sweep = Sweep(stage.root / name, [dev_point(0, name, steps)], standin, exclude=_others(node))
     return sweep.entry(0)
 
 
 def _finish(entry: Entry) -> Entry:
-    wait(lambda: state(entry) == "COMPLETED", 300, f"the end of {entry.name}", entry)
+    wait(lambda: state(entry) == "COMPLETED", f"the end of {entry.name}", entry)
     return entry
 
 
 def _calm(stage: Scenes) -> Entry:
-    return _finish(_trainer(stage, "calm", "n3"))
+    return _finish(_trainer(stage, "calm", Path(digits_reward.__file__), "n3"))
 
 
 def _broken(stage: Scenes) -> Entry:
-    entry = _trainer(stage, "broken", "n1", "n2", logger="[console,wandb]")
+    """Each attempt makes three steps and goes on when it is asked to stop: none ends before its interruption comes."""
+    reward = digits_reward.held_copy(stage.root / "reward", 3 * A_STEP)
+    entry = _trainer(stage, "broken", reward, "n1", "n2", logger="[console,wandb]")
     for number, interrupt in enumerate((_preempt, _signal_twice, _requeue, _reach_the_limit, _lose_the_node)):
         seen = step(entry)
         if interrupt is not _reach_the_limit:  # that one comes soon enough by itself
-            wait(lambda seen=seen: step(entry) >= seen + 2, 120, f"two steps before {interrupt.__name__}", entry)
+            wait(lambda seen=seen: step(entry) >= seen + 2, f"two steps before {interrupt.__name__}", entry)
         interrupt(entry, stage.lab)
-        wait(lambda number=number: len(causes(entry)) > number, 90, f"the end of {interrupt.__name__}", entry)
+        wait(lambda number=number: len(causes(entry)) > number, f"the end of {interrupt.__name__}", entry)
+    reward.with_name("hold").unlink()
     return _finish(entry)
 
 
@@ -128,10 +133,10 @@ def _requeue(entry: Entry, lab: Path) -> None:
 
 
 def _reach_the_limit(entry: Entry, lab: Path) -> None:
-    """Slurm's own time limit, sooner: with 100 s of warning before two minutes it warns when it looks, every 30 s."""
-    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=2")
-    wait(lambda: causes(entry)[-1:] == ["timeout"], 120, "the time limit", entry)
-    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=20")
+    """Slurm's own time limit, sooner: with 580 s of warning before ten minutes it warns when it looks, every 30 s."""
+    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=10")
+    wait(lambda: causes(entry)[-1:] == ["timeout"], "the time limit", entry)
+    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=60")
 
 
 def _lose_the_node(entry: Entry, lab: Path) -> None:
@@ -142,7 +147,7 @@ def _lose_the_node(entry: Entry, lab: Path) -> None:
     for mark in (f"slurmstepd: [{array}.", f"SLURM_ARRAY_JOB_ID={array} "):
         for pid in [pid for pid, words in _processes() if mark in words]:
             _kill(pid)
-    wait(lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), 60, f"the loss of {node}", entry)
+    wait(lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), f"the loss of {node}", entry)
     with (lab / f"log/slurmd-{node}.out").open("ab") as log:  # a new machine of that name, for the tests that follow
         daemon = shutil.which("slurmd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         again = subprocess.Popen([str(daemon), "-D", "-N", node], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -168,21 +173,22 @@ def _kill(pid: int) -> None:
 
 
 def _preempt_often(stage: Scenes) -> Entry:
-    entry = _standin(stage, "preempted", "n4", STANDIN_STEPS)
+    entry = _standin(stage, "preempted", "n4", STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
     for turn in range(PREEMPTIONS):
         before = step(entry)
-        wait(lambda before=before: step(entry) >= before + 3, 90, f"three steps before preemption {turn}", entry)
+        wait(lambda before=before: step(entry) >= before + 3, f"three steps before preemption {turn}", entry)
         _preempt(entry, stage.lab)
-        wait(lambda turn=turn: len(causes(entry)) > turn, 60, f"preemption {turn} of {entry.name}", entry)
+        wait(lambda turn=turn: len(causes(entry)) > turn, f"preemption {turn} of {entry.name}", entry)
+    (Path(entry.run) / "go").touch()
     return _finish(entry)
 
 
 def _cancel(stage: Scenes) -> Entry:
     entry = _standin(stage, "cancelled", "n3", 100000)
-    wait(lambda: step(entry) >= 10, 90, "ten steps", entry)
+    wait(lambda: step(entry) >= 10, "ten steps", entry)
     slurm("scancel", entry.job)
     seen: list[str] = []
-    wait(lambda: seen.append(state(entry)) or seen[-1] == "CANCELLED", 60, "the cancellation", entry)
+    wait(lambda: seen.append(state(entry)) or seen[-1] == "CANCELLED", "the cancellation", entry)
     assert set(seen) <= {"RUNNING", "COMPLETING", "ENDING", "CANCELLED"}, seen  # never LOST
     return entry
 

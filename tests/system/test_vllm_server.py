@@ -32,11 +32,16 @@ def test_a_server_draws_what_the_trainer_means_and_survives_a_kill(tmp_path: Pat
         whole = list(engine.generate(prompts(), DRAWN, seed=1))
         assert ids(whole) == ids(list(own.generate(prompts(), DRAWN, seed=1)))
         assert worst(loaded, prompts(), whole, temperature=0.7) < 1e-4
-        under_way = engine.generate(prompts(), DRAWN, seed=1)
-        (pid,) = engine.fleet.pids
-        os.kill(pid, signal.SIGKILL)
-        again = list(under_way)
-        assert ids(again) == ids(whole) and engine.stats()["restarts"] == 1
+        for version in range(3, 9):  # one that was quicker than its end is ended once more
+            under_way = engine.generate(prompts(), DRAWN, seed=1)
+            (pid,) = engine.fleet.pids
+            os.kill(pid, signal.SIGKILL)
+            again = list(under_way)
+            assert ids(again) == ids(whole)
+            if engine.stats()["restarts"]:
+                break
+            sync(engine, loaded, version)
+        assert engine.stats()["restarts"] == 1
         assert worst(loaded, prompts(), again, temperature=0.7) < 1e-4
         left = engine.generate(prompts(), DRAWN, seed=1).stop()
         assert sorted(f.number for f in left) == list(range(5))

@@ -8,7 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.e2e.runs import GRPO, end, finish, rows, start
+from tests.e2e.held_worker import GO
+from tests.e2e.runs import GRPO, end, finish, rows, start, start_held
 from tests.system.vllm_runs import NEEDS_VLLM
 
 pytestmark = NEEDS_VLLM
@@ -43,7 +44,7 @@ def server_pids(parent: int) -> list[int]:
 
 
 def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not (run / "metrics.jsonl").exists() or len(rows(run)) < count:
         assert process.poll() is None, end(process)
         assert time.monotonic() < deadline
@@ -58,11 +59,12 @@ def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
         "algorithm.max_staleness=1",
         "trainer.test_freq=5",  # while the next step's responses are drawn, by older weights
     ]
-    process = start(tmp_path / "run", *arguments)
+    process = start_held(tmp_path / "run", 2, *arguments)
     wait_for_steps(process, tmp_path / "run", 2)
     servers = server_pids(process.pid)
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
+    (tmp_path / "run" / GO).touch()
     code, screen = end(process)
     assert code == 0 and len(servers) == 1, screen
     record = rows(tmp_path / "run")

@@ -25,7 +25,7 @@ SAMPLING = Sampling(max_response_length=RESPONSE, temperature=0.7)
 
 def main(folder: Path) -> None:
     info = rank_from_environment()
-    world = join(info, device="cpu", run_dir=folder, meet_s=120.0, timeout_s=240.0)
+    world = join(info, device="cpu", run_dir=folder, meet_s=500.0, timeout_s=500.0)
     loaded, found = tiny(), {}
     for size in (1, 2):
         engine = engine_over(loaded, folder, world=world, name="vllm", tensor_model_parallel_size=size)

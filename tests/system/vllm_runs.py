@@ -40,7 +40,7 @@ def engine_over(
     rollout = load(run_of()).actor_rollout_ref.rollout
     base = {
         "prompt_length": PROMPT, "response_length": RESPONSE, "max_num_seqs": 16, "max_num_batched_tokens": 512,
-        "gpu_memory_utilization": 0.3, "timeout_s": 60.0, "max_restarts": 1,
+        "gpu_memory_utilization": 0.3, "timeout_s": 300.0, "max_restarts": 1,
     }  # fmt: skip
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
     wanted = rollout.model_copy(update=base | changes)
