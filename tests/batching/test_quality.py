@@ -64,6 +64,20 @@ def test_sharing_prompts_saves_them_and_keeps_balance() -> None:
     assert shared.gap < 0.05
 
 
+def test_bound_on_the_path_counts_prompts_that_rows_carry() -> None:
+    """One row holds everything, prompts too: nothing of them has to wait for another one."""
+    prompts, groups, cost = [90, 40, 40, 40], [0, 1, 1, 1], CostModel(1.0, 1e-3)
+    made = plan([116, 96, 42, 44], 162, 2, groups=groups, prompt_lengths=prompts, share_prompts=True, cost=cost)
+    assert made.num_micro_batches == [1, 1]
+    assert 0.97 < made.critical_path_bound / made.critical_path <= 1.0
+
+
+def test_bound_on_the_step_knows_that_many_micro_batches_may_be_light_ones() -> None:
+    made = plan([150, 228, 166, 86, 109, 140], 228, 2, "step", cost=CostModel(1.0, 1e-4, 50.0))
+    assert sorted(made.num_micro_batches) == [2, 3]
+    assert 0.97 < made.critical_path_bound / made.critical_path <= 1.0
+
+
 def test_bound_on_bins_sees_what_cannot_stand_together() -> None:
     assert bins_bound(np.array([60, 60, 60, 60]), 100) == 4
     assert bins_bound(np.array([50, 50, 50, 50]), 100) == 2

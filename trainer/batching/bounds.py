@@ -18,18 +18,26 @@ class Proof:
     """Fewest micro-batches on the busiest rank."""
     path: float
     """Least critical path in units of cost, fixed costs of micro-batches left out."""
+    whole: float
+    """The same with them."""
 
 
 def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
     """What no plan of ``cargo`` can beat; a shared prompt counts once."""
     own, own_cost = cargo.own_tokens, cargo.own_costs(cost)
-    tokens, weight = int(own.sum()), float(own_cost.sum())
+    prompts = np.zeros(int(cargo.groups.max()) + 1 if cargo.shared and cargo.groups.size else 0, np.int64)
     if cargo.shared:
-        prompts = np.zeros(int(cargo.groups.max()) + 1 if cargo.groups.size else 0, np.int64)
         prompts[cargo.groups] = cargo.prompts
-        tokens, weight = tokens + int(prompts.sum()), weight + float(cost(prompts).sum())
-    fewest = micro_batches_bound(own, budgets, total=tokens)
-    return Proof(fewest, path_bound(own_cost, own, budgets, total=weight, sync=sync))
+    once = cost(prompts)
+    bins = bins_bound(own, int(budgets.max()))
+    fewest = micro_batches_bound(bins, budgets, total=int(own.sum()) + int(prompts.sum()))
+    path = path_bound(own_cost, own, budgets, once=(once, prompts), sync=sync)
+    if sync == "micro":
+        return Proof(fewest, path, path + cost.overhead * fewest)
+    # The rank with most micro-batches need not be the slowest: of the slowest only one is known, and of the mean all.
+    ranks = int(budgets.size)
+    mean = float(own_cost.sum()) + float(once.sum()) + cost.overhead * max(bins, ranks)
+    return Proof(fewest, path, max(path + cost.overhead, mean / ranks))
 
 
 def bins_bound(tokens: Ints, cap: int) -> int:
@@ -55,17 +63,16 @@ def bins_bound(tokens: Ints, cap: int) -> int:
     return int(max(best, big, (big + more).max() if thresholds.size else 0))
 
 
-def micro_batches_bound(tokens: Ints, budgets: Ints, *, total: int) -> int:
-    """Fewest micro-batches on the busiest rank. ``total`` counts shared prompts once, ``tokens`` [sequences] never.
+def micro_batches_bound(bins: int, budgets: Ints, *, total: int) -> int:
+    """Fewest micro-batches on the busiest rank, of ``bins`` on all and ``total`` tokens.
 
     A rank without sequences still runs one, a filler.
     """
-    ranks, cap = int(budgets.size), int(budgets.max())
-    return max(-(-total // int(budgets.sum())), -(-bins_bound(tokens, cap) // ranks), 1)
+    return max(-(-total // int(budgets.sum())), -(-bins // int(budgets.size)), 1)
 
 
-def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync: str) -> float:
-    """Least critical path of any plan, in units of cost; ``total`` is the least cost of the whole step.
+def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, once: tuple[Floats, Ints], sync: str) -> float:
+    """Least critical path of any plan, in units of cost; ``once``: costs and tokens of prompts that groups share.
 
     The perfect split; the heaviest sequence; and by pigeonhole: of the j*R+1 heaviest sequences one rank holds j+1,
     which weigh at least as much as the lightest j+1 of them. When every micro-batch synchronises also: sequences above
@@ -76,6 +83,7 @@ def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync:
     ranks = int(budgets.size)
     if not cost.size:
         return 0.0
+    total = float(cost.sum()) + float(once[0].sum())
     order = np.argsort(-cost, kind="stable")
     down = cost[order]
     sums = np.concatenate([[0.0], np.cumsum(down)])
@@ -88,6 +96,7 @@ def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, total: float, sync:
         alone = down[tokens[order] > int(budgets.max()) // 2]
         paces = np.cumsum(alone[::ranks] if alone.size else down[:1])
         room = np.arange(1, paces.size + 1) * int(budgets.sum())
+        tokens, cost = np.append(tokens, once[1]), np.append(cost, once[0])
         dense = np.argsort(-cost / np.maximum(tokens, 1), kind="stable")
         carried = np.interp(room, np.cumsum(tokens[dense]), np.cumsum(cost[dense]))
         best = max(best, float((paces + np.maximum(0.0, total - carried) / ranks).max()))

@@ -195,7 +195,7 @@ def weigh_plan(
         budgets=budgets,
         sync=sync,
         critical_path=path,
-        critical_path_bound=proof.path + cost.overhead * proof.micro_batches,
+        critical_path_bound=proof.whole,
         micro_batches_bound=proof.micro_batches,
         tokens_saved=int(cargo.lengths.sum()) - int(tokens.sum()),
         cargo=cargo,
