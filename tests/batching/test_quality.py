@@ -69,7 +69,7 @@ def test_bound_on_the_path_counts_prompts_that_rows_carry() -> None:
     prompts, groups, cost = [90, 40, 40, 40], [0, 1, 1, 1], CostModel(1.0, 1e-3)
     made = plan([116, 96, 42, 44], 162, 2, groups=groups, prompt_lengths=prompts, share_prompts=True, cost=cost)
     assert made.num_micro_batches == [1, 1]
-    assert 0.97 < made.critical_path_bound / made.critical_path <= 1.0
+    assert 0.9 < made.critical_path_bound / made.critical_path <= 1.0
 
 
 def test_bound_on_the_step_knows_that_many_micro_batches_may_be_light_ones() -> None:
