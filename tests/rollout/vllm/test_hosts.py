@@ -35,7 +35,7 @@ from trainer.rollout.vllm.options import Options
 from trainer.rollout.vllm.places import Cache
 from trainer.rollout.vllm.servers import VllmServerEngine
 from trainer.rollout.vllm.shared import Reader
-from trainer.rollout.vllm.web import serve_in_threads
+from trainer.rollout.vllm.web import Guarded, serve_in_threads
 from trainer.rollout_nodes import Address
 
 R = "actor_rollout_ref.rollout"
@@ -219,6 +219,19 @@ def test_nobody_without_the_token(two: Any) -> None:
         rollout_nodes.hold(wrong, rollout_nodes.LIFE)
     assert ask(addresses[0], "GET", "/nothing", timeout_s=100) == {"error": "no /nothing"}
     assert "t0" not in repr(addresses[0])
+
+
+def test_who_shows_no_token_is_hung_up_on(two: Any, monkeypatch: Any) -> None:
+    _, addresses = two
+    monkeypatch.setattr(Guarded, "timeout", 0.2)
+    with socket.create_connection((LOOPBACK, addresses[0].port), timeout=100) as stranger:
+        stranger.sendall(b"GET /state HTTP/1.1\r\n")
+        assert stranger.recv(1) == b""
+    with socket.socket() as connection:
+        connection.settimeout(0.2)
+        known: Any = SimpleNamespace(headers={"Authorization": "Bearer t"}, wanted="Bearer t", connection=connection)
+        assert not Guarded.refused(known)
+        assert connection.gettimeout() is None, "who has the token may take any time"
 
 
 def test_a_host_judges_its_own_node(two: Any, tmp_path: Path) -> None:

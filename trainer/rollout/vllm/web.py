@@ -15,6 +15,8 @@ from trainer.rollout.vllm.loop import Loop, WrongWeightsError
 from trainer.rollout.vllm.tally import Request
 
 MOST_BYTES = 1 << 30
+STRANGER_S = 60.0
+"""Who has shown no token by then is hung up on: threads are not for whoever can reach the port."""
 
 
 def listen(loop: Loop, host: str, token: str) -> int:
@@ -50,10 +52,12 @@ class Guarded(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     wanted = ""
+    timeout = STRANGER_S
 
     def refused(self) -> bool:
-        """Whether the token was missing; then that is answered."""
+        """Whether the token was missing; then that is answered. Who has it may take any time from now on."""
         if secrets.compare_digest(self.headers.get("Authorization", "").encode(), self.wanted.encode()):
+            self.connection.settimeout(None)
             return False
         self.answer({"error": "no valid token"}, HTTPStatus.UNAUTHORIZED)
         return True
