@@ -135,6 +135,22 @@ def test_code_of_somebody_else_is_not_run(tmp_path: Path, monkeypatch: pytest.Mo
         jit.keep_private(tmp_path)
 
 
+def test_what_was_compiled_of_other_sources_is_forgotten(tmp_path: Path) -> None:
+    """Also when only a loop has changed that is part of others."""
+    jit = fast.load("jit")
+    assert jit is not None
+    kept, other = tmp_path / "packing.fill_rows-1.py311.nbi", tmp_path / "somebody.fill_rows-1.py311.nbi"
+    keep_current = jit.keep_current.__wrapped__
+    for mark, left in ((None, False), ("of other sources", False), ("of these", True)):
+        kept.touch()
+        other.touch()
+        if mark == "of other sources":
+            (tmp_path / "plimsoll-sources").write_text(mark)
+        keep_current(tmp_path)
+        assert (kept.exists(), other.exists()) == (left, True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [kept.name, "plimsoll-sources", other.name]
+
+
 @pytest.mark.parametrize("error", [ModuleNotFoundError("numba"), RuntimeError("no locator available")])
 def test_without_numba_or_a_cache_folder_plain_python_plans(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:

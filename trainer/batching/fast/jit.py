@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+import xxhash
 
 from trainer.batching.cost import Floats, Ints
 
@@ -21,15 +23,16 @@ def compiled(function: F) -> F:
     Raises RuntimeError where no folder can keep what is compiled, or others own it.
     """
     out = numba.njit(cache=True, no_cfunc_wrapper=True)(function)
-    keep_private(Path(out.stats.cache_path))
+    folder = Path(out.stats.cache_path)
+    keep_private(folder)
+    keep_current(folder)
     return cast(F, out)
 
 
 def inner(function: F) -> F:
     """``function`` for other loops to call, which holds what they are made of: kept by them, and not ready for Python.
 
-    ``compiled`` loops that call each other would each be wrapped for Python and kept by themselves. Who changes one has
-    its callers made anew by touching their files: numba looks at the file of what is called from Python alone.
+    ``compiled`` loops that call each other would each be wrapped for Python and kept by themselves.
     """
     return cast(F, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
@@ -41,6 +44,22 @@ def keep_private(folder: Path) -> None:
     if folder.stat().st_uid != os.getuid():
         raise RuntimeError(f"{folder} belongs to somebody else")
     folder.chmod(0o700)
+
+
+@cache
+def keep_current(folder: Path) -> None:
+    """Forget what ``folder`` holds of other sources of this package. numba itself looks at the file of the loop that is
+    called from Python, not at those of the loops that are part of it.
+    """
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    now, mark = xxhash.xxh3_128_hexdigest(b"\0".join(s.read_bytes() for s in sources)), folder / "plimsoll-sources"
+    if mark.exists() and mark.read_text() == now:
+        return
+    for file in (f for s in sources for f in folder.glob(f"{s.stem}.*.nb[ic]")):
+        file.unlink(missing_ok=True)  # other ranks are here as well
+    new = mark.with_suffix(f".{os.getpid()}")
+    new.write_text(now)
+    new.replace(mark)
 
 
 @inner
