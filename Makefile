@@ -19,6 +19,7 @@ setup: .venv/.ready ## virtual environment with the locked set
 	test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
 	.venv/bin/python -m pip install -qq --no-deps -r requirements/cpu.txt
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	.venv/bin/python -c 'from trainer.batching import warm_up; warm_up(256)' # the planner's loops compile now, not in a run
 	touch $@
 
 # vLLM is 2.5 GB: only the tests and who types rollout.name=vllm need it.
