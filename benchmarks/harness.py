@@ -39,7 +39,7 @@ class Report:
 
     def check(self, name: str, value: float, bar: float, *, at_most: bool = False, clocked: bool = False) -> bool:
         """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds. ``clocked``: the value comes from a
-        clock, so it is this machine's and this minute's; a test must not fail by it.
+        clock, so it is this machine's and this minute's: the suite holds it to far less than the bar.
         """
         ok = value <= bar if at_most else value >= bar
         self.checks[name] = {"value": value, "bar": bar, "ok": bool(ok), "at_most": at_most, "clocked": clocked}

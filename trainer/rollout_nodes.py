@@ -34,9 +34,10 @@ LIFE, BESIDE = "/life", "/beside"
 """What rank 0 holds on to, and what the other processes of the host's node do."""
 CORES = "X-Cores"
 """Header: CPU cores that a process on the host's node may use and doesn't need."""
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 6))
-LOST_S = 45
-"""After so long a machine that gives no sign counts as lost: what ``KEEPALIVE`` adds up to."""
+IDLE_S, INTERVAL_S, PROBES = 15, 5, 6
+KEEPALIVE = ((socket.TCP_KEEPIDLE, IDLE_S), (socket.TCP_KEEPINTVL, INTERVAL_S), (socket.TCP_KEEPCNT, PROBES))
+LOST_S = IDLE_S + INTERVAL_S * PROBES
+"""After so long a machine that gives no sign counts as lost."""
 POLL_S = 0.05
 ANSWER_S = 30.0
 
