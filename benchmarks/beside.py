@@ -1,7 +1,8 @@
 """Training steps while the trainer's own writer process writes without a pause.
 
-One save is over before a whole step has lain beside it, so here the writer gets one job after another: the same bytes
-into new files, with checksums and fsync, deleted behind it, at the pace of a run's second save and all later ones.
+One save is over before a whole step has lain beside it, so here the writer gets one job after
+another: the same bytes into new files, with checksums and fsync, deleted behind it, at the pace of
+a run's second save and all later ones.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import timed
-from trainer.checkpoint.buffers import HostBuffer
-from trainer.checkpoint.commit import FileSpec
-from trainer.checkpoint.filling import Filled
-from trainer.checkpoint.pace import Pace
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.checkpoint.writing import WriterClient
+from trainer.checkpoint.snapshot.host_buffer import HostBuffer
+from trainer.checkpoint.store.commit import FileSpec
+from trainer.checkpoint.writer.client import WriterClient
+from trainer.checkpoint.writer.pace import Pace
+from trainer.checkpoint.writer.progress import Filled
 
-DISK = "trainer.checkpoint.disk:Disk"
+DISK = "trainer.checkpoint.store.disk:Disk"
 LIMIT_S = 300.0
 
 
@@ -77,8 +78,12 @@ class Writing:
             self.write()
 
 
-def slowdown(step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int, steps: int) -> list[float]:
-    """One figure a round: the median of ``steps`` steps beside the writer in that of as many without it."""
+def slowdown(
+    step: Callable[[], None], folder: Path, nbytes: int, *, rounds: int, steps: int
+) -> list[float]:
+    """One figure a round: the median of ``steps`` steps beside the writer in that of as many
+    without it.
+    """
     writing = Writing(folder, nbytes)
     found = []
     try:

@@ -1,17 +1,21 @@
-"""``python -m benchmarks.checkpoint``: what saving costs a training loop, in ours and in other ways, on one disk.
+"""``python -m benchmarks.checkpoint``: what saving costs a training loop, in ours and in other
+ways, on one disk.
 
-A model of SmolLM2-135M's shape with random weights, float32, and its Adam state: 1.61 GB, held by the trainer's own
-engine (DeepSpeed, ZeRO stage 0, one rank, threads as ``trainer.launch`` sets them). An RL step here is a pass without
-gradients (the rollout's and the old log-probabilities' place), a forward, a backward and the optimizer step: about a
-second, much shorter than real ones. The ways to save take turns, round by round, on the same engine, so that a slow
-minute of the machine falls on all of them; what each has written is deleted before the next.
+A model of SmolLM2-135M's shape with random weights, float32, and its Adam state: 1.61 GB, held by
+the trainer's own engine (DeepSpeed, ZeRO stage 0, one rank, threads as ``trainer.launch`` sets
+them). An RL step here is a pass without gradients (the rollout's and the old log-probabilities'
+place), a forward, a backward and the optimizer step: about a second, much shorter than real ones.
+The ways to save take turns, round by round, on the same engine, so that a slow minute of the
+machine falls on all of them; what each has written is deleted before the next.
 
-Per way: ``stall_s``, what its calls held up the step in which a save began (the call itself, and what was left to wait
-for before the optimizer step); ``longer_s``, how much longer that step took than those without a save, which includes
-the cores and the memory it took away; ``total_s``, from the call until all was written, with nothing else running;
-``behind_s``, the same while training went on; ``slowdown``, steps that ran wholly while it wrote, the copy being over,
-as multiples of one without: short steps, for ours whole ones beside a writer that never rests (``benchmarks.beside``).
-All are medians over the rounds. ``memcpy`` copies the same tensors into memory that is already there.
+Per way: ``stall_s``, what its calls held up the step in which a save began (the call itself, and
+what was left to wait for before the optimizer step); ``longer_s``, how much longer that step took
+than those without a save, which includes the cores and the memory it took away; ``total_s``, from
+the call until all was written, with nothing else running; ``behind_s``, the same while training
+went on; ``slowdown``, steps that ran wholly while it wrote, the copy being over, as multiples of
+one without: short steps, for ours whole ones beside a writer that never rests
+(``benchmarks.beside``). All are medians over the rounds. ``memcpy`` copies the same tensors into
+memory that is already there.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from trainer.environment import process_settings
+from trainer.base.environment import process_settings
 
-os.environ.update(process_settings(os.environ, 1))  # before torch is loaded: the trainer's own thread settings
+os.environ.update(
+    process_settings(os.environ, 1)
+)  # before torch is loaded: the trainer's own thread settings
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import numpy as np
@@ -44,16 +50,28 @@ from benchmarks.beside import slowdown
 from benchmarks.harness import Report, arguments, timed
 from benchmarks.savers import PEERS, DcpKeptProcess, Ours, Saver, quiet
 from trainer.parallel.engine import Engine, EngineSettings
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = {
-    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "rope_theta": 100000.0,
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rope_theta": 100000.0,
     "tie_word_embeddings": True,
-}  # fmt: skip
-SMALL = SMOLLM2 | {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
-                   "num_attention_heads": 6, "num_key_value_heads": 2}  # fmt: skip
+}
+SMALL = SMOLLM2 | {
+    "vocab_size": 8192,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
 ROUNDS, QUICK_ROUNDS = 4, 1
 BUDGET_S = 420.0
 """No further round begins that would not end by then."""
@@ -71,10 +89,14 @@ class Loop:
     def __init__(self, shape: dict[str, Any]) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=dist.new_group([0]))
+        world = World(
+            rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=dist.new_group([0])
+        )
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(**shape))
-        settings = EngineSettings(zero_stage=0, bf16=False, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+        settings = EngineSettings(
+            zero_stage=0, bf16=False, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
+        )
         self.engine = Engine(model, settings, world)
         self.ids = torch.randint(0, shape["vocab_size"], (1, TOKENS))
 
@@ -145,7 +167,9 @@ def alone(loop: Loop, saver: Saver, times: Times, number: int) -> None:
 
 def measure_saver(loop: Loop, saver: Saver, times: Times, number: int) -> None:
     for where, action in (("behind", in_a_step), ("alone", alone), ("beside", beside)):
-        if (saver.blocks and action is not in_a_step) or (isinstance(saver, Ours) and action is beside):
+        if (saver.blocks and action is not in_a_step) or (
+            isinstance(saver, Ours) and action is beside
+        ):
             continue
         action(loop, saver, times, number)
         if isinstance(saver, Ours):
@@ -162,7 +186,9 @@ def copy(sources: Arrays, targets: Arrays) -> None:
         np.copyto(target, source)
 
 
-def one_round(loop: Loop, savers: list[Saver], times: Times, turn: int, sources: Arrays, targets: Arrays) -> None:
+def one_round(
+    loop: Loop, savers: list[Saver], times: Times, turn: int, sources: Arrays, targets: Arrays
+) -> None:
     for _ in range(3):
         times.add("total", "memcpy", timed(lambda: copy(sources, targets)))
     times.add("total", "dd", dd(savers[0].folder, sum(s.nbytes for s in sources)))
@@ -183,7 +209,14 @@ def settle(folder: Path) -> None:
 def dd(folder: Path, nbytes: int) -> float:
     """Seconds of ``dd conv=fsync`` for so many bytes."""
     target = folder / "dd"
-    command = ["dd", "if=/dev/zero", f"of={target}", f"bs={DD_BLOCK}", f"count={nbytes // DD_BLOCK}", "conv=fsync"]
+    command = [
+        "dd",
+        "if=/dev/zero",
+        f"of={target}",
+        f"bs={DD_BLOCK}",
+        f"count={nbytes // DD_BLOCK}",
+        "conv=fsync",
+    ]
     seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
     target.unlink()
     settle(folder)
@@ -199,7 +232,9 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
     nbytes = sum(source.nbytes for source in sources)
     # A process that loads all of this once more takes longer than the rest of a quick run.
     peers = [kind for kind in PEERS if not (args.quick and kind is DcpKeptProcess)]
-    savers: list[Saver] = [kind(loop.engine, folder / f"{i}") for i, kind in enumerate((*peers, Ours))]
+    savers: list[Saver] = [
+        kind(loop.engine, folder / f"{i}") for i, kind in enumerate((*peers, Ours))
+    ]
     times = Times()
     try:
         for saver in savers:  # once for nothing: processes start, host memory is taken
@@ -215,11 +250,15 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
                 break
         ours = savers[-1]
         assert isinstance(ours, Ours)
-        ratios = slowdown(loop.step, folder, nbytes, rounds=1 if args.quick else 3, steps=2 if args.quick else 4)
+        ratios = slowdown(
+            loop.step, folder, nbytes, rounds=1 if args.quick else 3, steps=2 if args.quick else 4
+        )
         times.all["slowdown"][ours.name] = ratios
         ours.save(10**6)
         ours.wait()
-        report.check("damaged files of a checkpoint read back", len(ours.problems()), 0, at_most=True)
+        report.check(
+            "damaged files of a checkpoint read back", len(ours.problems()), 0, at_most=True
+        )
     finally:
         for saver in savers:
             saver.close()
@@ -231,7 +270,14 @@ def fill(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None
     plain = statistics.median(x for way in times.all["step"].values() for x in way)
     for name, synced in (("memcpy", "-"), ("dd conv=fsync", "the file")):
         total = times.median("total", name.split()[0])
-        row = {"way": name, "stall_s": "-", "longer_s": "-", "total_s": total, "behind_s": "-", "slowdown": "-"}
+        row = {
+            "way": name,
+            "stall_s": "-",
+            "longer_s": "-",
+            "total_s": total,
+            "behind_s": "-",
+            "slowdown": "-",
+        }
         report.add(**row, fsync=synced, checksums="-")
     for saver in savers:
         slow = times.median("slowdown", saver.name)
@@ -246,30 +292,61 @@ def fill(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None
             checksums=saver.checksums,
         )
     report.extra = {
-        "bytes": nbytes, "step_s": plain, "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+        "bytes": nbytes,
+        "step_s": plain,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "seconds": {what: dict(ways) for what, ways in times.all.items()},
-    }  # fmt: skip
+    }
 
 
 def hold(report: Report, times: Times, savers: list[Saver], nbytes: int) -> None:
     ours, peers = savers[-1].name, [s for s in savers[:-1]]
     stall, total = times.median("stall", ours), times.median("total", ours)
-    report.check("stall, in memcpys", stall / times.median("total", "memcpy"), STALL_BAR, at_most=True, clocked=True)
+    report.check(
+        "stall, in memcpys",
+        stall / times.median("total", "memcpy"),
+        STALL_BAR,
+        at_most=True,
+        clocked=True,
+    )
     least = min(times.median("stall", p.name) for p in peers)
     report.check("stall, against the peers' best", stall / least, 1.0, at_most=True, clocked=True)
     least = min(times.median("total", p.name) for p in peers if p.synced != "nothing")
-    report.check("whole save, against the best of the peers that fsync", total / least, 1.0, at_most=True, clocked=True)
-    report.check("step time while writing", times.median("slowdown", ours), SLOWDOWN_BAR, at_most=True, clocked=True)
+    report.check(
+        "whole save, against the best of the peers that fsync",
+        total / least,
+        1.0,
+        at_most=True,
+        clocked=True,
+    )
+    report.check(
+        "step time while writing",
+        times.median("slowdown", ours),
+        SLOWDOWN_BAR,
+        at_most=True,
+        clocked=True,
+    )
     disk = times.median("total", "dd") / times.median("write alone", ours)
     report.check("bytes per second, against dd conv=fsync", disk, DISK_BAR, clocked=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    where = {"metavar": "FOLDER", "default": str(ROOT / "runs"), "help": "on the disk to measure; default: runs"}
-    rounds = {"metavar": "N", "type": int, "help": f"how often each way takes its turn; default: {ROUNDS}"}
+    where = {
+        "metavar": "FOLDER",
+        "default": str(ROOT / "runs"),
+        "help": "on the disk to measure; default: runs",
+    }
+    rounds = {
+        "metavar": "N",
+        "type": int,
+        "help": f"how often each way takes its turn; default: {ROUNDS}",
+    }
     args = arguments(__doc__ or "", argv, dir=where, rounds=rounds)
     Path(args.dir).mkdir(parents=True, exist_ok=True)
-    report = Report("Saving 1.61 GB from a training loop" if not args.quick else "Saving a small model")
+    report = Report(
+        "Saving 1.61 GB from a training loop" if not args.quick else "Saving a small model"
+    )
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="checkpoint-benchmark-"))
     try:
         measure(args, folder, report)

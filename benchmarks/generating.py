@@ -1,4 +1,6 @@
-"""What generation is measured on: GSM8K questions as the trainer puts them, and the ways to answer them."""
+"""What generation is measured on: GSM8K questions as the trainer puts them, and the ways to answer
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Generate = Callable[[int, int], list[int]]
 
 @dataclass(frozen=True)
 class Case:
-    """``prompts`` questions, ``n`` responses of at most ``limit`` tokens to each, ``rounds`` times."""
+    """``prompts`` questions, ``n`` responses of at most ``limit`` tokens to each, ``rounds``
+    times.
+    """
 
     model: str
     prompts: int
@@ -37,16 +41,25 @@ class Case:
 
 
 def read_prompts(loaded: LoadedModel, count: int) -> list[list[int]]:
-    """Token ids of the first GSM8K training questions under ``data=gsm8k``; sums where the file is missing."""
+    """Token ids of the first GSM8K training questions under ``data=gsm8k``; sums where the file is
+    missing.
+    """
     defaults = yaml.safe_load((ROOT / "conf/config.yaml").read_text())["data"]
     settings = yaml.safe_load((ROOT / "conf/data/gsm8k.yaml").read_text())["data"]
     file = SHARED / "data/gsm8k/train.jsonl"
     settings |= {"train_files": [str(file)]} if file.exists() else {"task": "arithmetic"}
-    settings |= {"seed": 0, "num_workers": 0, "filter_overlong_prompts": False, "train_max_samples": count}
+    settings |= {
+        "seed": 0,
+        "num_workers": 0,
+        "filter_overlong_prompts": False,
+        "train_max_samples": count,
+    }
     settings |= {"max_prompt_length": 2048, "max_response_length": 1}
     whole = {**defaults, **settings}
     data = Data(**{key: whole[key] for key in Data.model_fields if key in whole})
-    found = make_dataset(data, loaded.tokenizer, split="train", mode="rl", vocabulary=loaded.shape.vocab)
+    found = make_dataset(
+        data, loaded.tokenizer, split="train", mode="rl", vocabulary=loaded.shape.vocab
+    )
     assert found is not None
     return [list(found[i].prompt_ids) for i in range(count)]
 
@@ -54,25 +67,36 @@ def read_prompts(loaded: LoadedModel, count: int) -> list[list[int]]:
 def through_engine(engine: RolloutEngine, case: Case, prompts: Sequence[Sequence[int]]) -> Generate:
     """Any of our engines, started."""
     groups = [
-        Group(prompt_ids=p, sample_ids=range(i * case.n, (i + 1) * case.n), step=0) for i, p in enumerate(prompts)
+        Group(prompt_ids=p, sample_ids=range(i * case.n, (i + 1) * case.n), step=0)
+        for i, p in enumerate(prompts)
     ]
 
     def generate(seed: int, limit: int) -> list[int]:
         sampling = Sampling(max_response_length=limit)
-        return [len(s.response_ids) for f in engine.generate(groups, sampling, seed=seed) for s in f.samples]
+        return [
+            len(s.response_ids)
+            for f in engine.generate(groups, sampling, seed=seed)
+            for s in f.samples
+        ]
 
     return generate
 
 
 def hf(loaded: LoadedModel, max_num_seqs: int = 256) -> HfEngine:
     """The ``hf`` engine as the trainer makes it."""
-    return HfEngine(loaded.model, eos_ids=eos_ids(loaded.model, loaded.tokenizer), max_num_seqs=max_num_seqs)
+    return HfEngine(
+        loaded.model, eos_ids=eos_ids(loaded.model, loaded.tokenizer), max_num_seqs=max_num_seqs
+    )
 
 
 def plain(loaded: LoadedModel, case: Case, prompts: Sequence[Sequence[int]]) -> Generate:
-    """transformers' generate as TRL calls it: each prompt n times, pads on the left, one batch until all have ended."""
+    """transformers' generate as TRL calls it: each prompt n times, pads on the left, one batch
+    until all have ended.
+    """
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(loaded.source, dtype=torch.float32, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded.source, dtype=torch.float32, attn_implementation="sdpa"
+    )
     ends = eos_ids(loaded.model, loaded.tokenizer)
     pad = int(loaded.tokenizer.pad_token_id)
     width = max(map(len, prompts))

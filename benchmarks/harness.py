@@ -1,4 +1,6 @@
-"""What every benchmark shares: one table on the screen, one JSON file, and an exit code that a bar can fail."""
+"""What every benchmark shares: one table on the screen, one JSON file, and an exit code that a bar
+can fail.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def timed(what: Callable[[], object]) -> float:
 
 
 class Report:
-    """Rows and checks of one benchmark. A row is a dict; every row has the same keys, the columns of the table."""
+    """Rows and checks of one benchmark. A row is a dict; every row has the same keys, the columns
+    of the table.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -37,12 +41,21 @@ class Report:
     def add(self, **row: Any) -> None:
         self.rows.append(row)
 
-    def check(self, name: str, value: float, bar: float, *, at_most: bool = False, clocked: bool = False) -> bool:
-        """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds. ``clocked``: the value comes from a
-        clock, so it is this machine's and this minute's: the suite holds it to far less than the bar.
+    def check(
+        self, name: str, value: float, bar: float, *, at_most: bool = False, clocked: bool = False
+    ) -> bool:
+        """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds. ``clocked``: the
+        value comes from a clock, so it is this machine's and this minute's: the suite holds it to
+        far less than the bar.
         """
         ok = value <= bar if at_most else value >= bar
-        self.checks[name] = {"value": value, "bar": bar, "ok": bool(ok), "at_most": at_most, "clocked": clocked}
+        self.checks[name] = {
+            "value": value,
+            "bar": bar,
+            "ok": bool(ok),
+            "at_most": at_most,
+            "clocked": clocked,
+        }
         return bool(ok)
 
     def finish(
@@ -52,8 +65,9 @@ class Report:
         shown: Sequence[dict[str, Any]] | None = None,
         others: Sequence[Report] = (),
     ) -> int:
-        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit code. ``others``:
-        further tables of the same command; in the file their rows and checks follow.
+        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit
+        code. ``others``: further tables of the same command; in the file their rows and checks
+        follow.
         """
         for other in others:
             other._show(other.rows)
@@ -79,11 +93,18 @@ class Report:
             console.print(table)
         for name, check in self.checks.items():
             mark = "[green]holds[/green]" if check["ok"] else "[red]FALLS SHORT[/red]"
-            console.print(f"{mark}  {name}: {_cell(check['value'])} (bar {_cell(check['bar'])})", highlight=False)
+            console.print(
+                f"{mark}  {name}: {_cell(check['value'])} (bar {_cell(check['bar'])})",
+                highlight=False,
+            )
 
 
-def arguments(description: str, argv: Sequence[str] | None = None, **more: dict[str, Any]) -> argparse.Namespace:
-    """``--quick`` and ``--json FILE``, and whatever flags ``more`` adds (name -> keywords of add_argument)."""
+def arguments(
+    description: str, argv: Sequence[str] | None = None, **more: dict[str, Any]
+) -> argparse.Namespace:
+    """``--quick`` and ``--json FILE``, and whatever flags ``more`` adds (name -> keywords of
+    add_argument).
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a small part of it, for a test run")
     parser.add_argument("--json", metavar="FILE", help="also write rows and checks there")
@@ -96,7 +117,9 @@ def shared(relative: str) -> Path:
     """A file of the test data; ends the program with a message when it isn't there."""
     path = SHARED / relative
     if not path.exists():
-        raise SystemExit(f"{path} is missing: set PLIMSOLL_SHARED to the folder that holds {relative}")
+        raise SystemExit(
+            f"{path} is missing: set PLIMSOLL_SHARED to the folder that holds {relative}"
+        )
     return path
 
 

@@ -1,7 +1,8 @@
-"""How other trainers cut micro-batches, written from their published descriptions. For comparison only.
+"""How other trainers cut micro-batches, written from their published descriptions. For comparison
+only.
 
-Each function returns ``bins[rank] = list of micro-batches``, a micro-batch being an index array. Ranks may have
-different counts; the comparison pads with empty ones.
+Each function returns ``bins[rank] = list of micro-batches``, a micro-batch being an index array.
+Ranks may have different counts; the comparison pads with empty ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def verl_workload(lengths: np.ndarray) -> np.ndarray:
 
 
 def karmarkar_karp(weight: np.ndarray, k: int, *, equal: bool = False) -> list[np.ndarray]:
-    """Largest differencing method for k parts; ``equal`` keeps the counts equal (needs a multiple of k)."""
+    """Largest differencing method for k parts; ``equal`` keeps the counts equal (needs a multiple
+    of k).
+    """
     n = weight.size
     order = np.argsort(weight, kind="stable")
     sums: list[np.ndarray | None] = []
@@ -86,7 +89,9 @@ def first_fit_decreasing(lengths: np.ndarray, cap: int) -> list[list[int]]:
 
 
 def modified_first_fit_decreasing(lengths: np.ndarray, cap: int) -> list[list[int]]:
-    """Johnson and Garey's five phases, the last one first-fit decreasing over the bins made so far."""
+    """Johnson and Garey's five phases, the last one first-fit decreasing over the bins made so
+    far.
+    """
     order = np.argsort(-lengths, kind="stable").tolist()
     large = [i for i in order if lengths[i] > cap / 2]
     medium = [i for i in order if cap / 3 < lengths[i] <= cap / 2]
@@ -154,8 +159,9 @@ def _verl_order(weight: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]
 
 
 def verl(lengths: np.ndarray, cap: int, ranks: int, *, loop: bool = False) -> Layout:
-    """Karmarkar-Karp ranks on workload; the count is ceil(tokens / cap), largest over ranks; Karmarkar-Karp
-    micro-batches on workload. ``loop`` (since August 2026): one more micro-batch until every one is within the cap.
+    """Karmarkar-Karp ranks on workload; the count is ceil(tokens / cap), largest over ranks;
+    Karmarkar-Karp micro-batches on workload. ``loop`` (since August 2026): one more micro-batch
+    until every one is within the cap.
     """
     weight = verl_workload(lengths)
     parts = _ranks_by_kk(weight, ranks)
@@ -172,7 +178,9 @@ def verl_loop(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
 
 
 def openrlhf(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
-    """Balanced ranks; the count by first-fit, largest over ranks; Karmarkar-Karp micro-batches on tokens."""
+    """Balanced ranks; the count by first-fit, largest over ranks; Karmarkar-Karp micro-batches on
+    tokens.
+    """
     weight = lengths.astype(float)
     parts = _ranks_by_kk(weight, ranks)
     k = max(len(first_fit(lengths[p], cap, np.arange(p.size))) for p in parts)
@@ -180,8 +188,8 @@ def openrlhf(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
 
 
 def nemo_rl(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
-    """Modified first-fit decreasing over the whole step, single sequences moved out until the number of bins is a
-    multiple of the ranks, bins dealt out in turn.
+    """Modified first-fit decreasing over the whole step, single sequences moved out until the
+    number of bins is a multiple of the ranks, bins dealt out in turn.
     """
     bins = modified_first_fit_decreasing(lengths, cap)
     while len(bins) % ranks and any(len(b) > 1 for b in bins):
@@ -191,13 +199,16 @@ def nemo_rl(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
 
 
 def slime(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
-    """First-fit over the whole step, the largest bin halved until the count is a multiple of the ranks,
-    Karmarkar-Karp over bins with equal counts, heavy first.
+    """First-fit over the whole step, the largest bin halved until the count is a multiple of the
+    ranks, Karmarkar-Karp over bins with equal counts, heavy first.
     """
     weight = verl_workload(lengths)
     bins = first_fit(lengths, cap, np.arange(lengths.size))
     while len(bins) % ranks and any(len(b) > 1 for b in bins):
-        largest = max((b for b in range(len(bins)) if len(bins[b]) > 1), key=lambda b: int(lengths[bins[b]].sum()))
+        largest = max(
+            (b for b in range(len(bins)) if len(bins[b]) > 1),
+            key=lambda b: int(lengths[bins[b]].sum()),
+        )
         halves: tuple[list[int], list[int]] = ([], [])
         for i in sorted(bins[largest], key=lambda i: -lengths[i]):
             min(halves, key=lambda h: int(lengths[h].sum()) if h else 0).append(i)
@@ -207,12 +218,16 @@ def slime(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
     if loads.size % ranks:
         return [[np.array(b) for b in bins[r::ranks]] for r in range(ranks)]
     dealt = karmarkar_karp(loads, ranks, equal=True)
-    return [[np.array(bins[b]) for b in sorted(mine.tolist(), key=lambda b: -loads[b])] for mine in dealt]
+    return [
+        [np.array(bins[b]) for b in sorted(mine.tolist(), key=lambda b: -loads[b])]
+        for mine in dealt
+    ]
 
 
 def kk_capped(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
-    """The best mixture of the above, used by none: Karmarkar-Karp ranks, as many micro-batches as first-fit
-    decreasing needs, Karmarkar-Karp micro-batches where they keep the cap, else first-fit decreasing; heavy first.
+    """The best mixture of the above, used by none: Karmarkar-Karp ranks, as many micro-batches as
+    first-fit decreasing needs, Karmarkar-Karp micro-batches where they keep the cap, else first-fit
+    decreasing; heavy first.
     """
     weight = verl_workload(lengths)
     parts = _ranks_by_kk(weight, ranks)

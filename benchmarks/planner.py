@@ -1,11 +1,13 @@
-"""``python -m benchmarks.planner``: our plans against other trainers' published algorithms, on real lengths.
+"""``python -m benchmarks.planner``: our plans against other trainers' published algorithms, on real
+lengths.
 
-Efficiency is cost computed / (ranks x critical path), 1 is perfect: ``micro`` when ranks wait for each other after
-every micro-batch (ZeRO-2/3), ``step`` once a step (ZeRO-0/1). The bound is what no plan can beat.
+Efficiency is cost computed / (ranks x critical path), 1 is perfect: ``micro`` when ranks wait for
+each other after every micro-batch (ZeRO-2/3), ``step`` once a step (ZeRO-0/1). The bound is what no
+plan can beat.
 
-``ms`` is processor time of one core: the median of five runs of the same plan, then the slowest of the batches, regimes
-and cost models of the setting. Held-out cargo (shuffled traces, other sizes and ranks, synthetic lengths) keeps the
-planner from being fitted to the settings of the table.
+``ms`` is processor time of one core: the median of five runs of the same plan, then the slowest of
+the batches, regimes and cost models of the setting. Held-out cargo (shuffled traces, other sizes
+and ranks, synthetic lengths) keeps the planner from being fitted to the settings of the table.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from trainer.batching.bounds import bins_bound
 
 SHAPES = {
     "7B": ModelShape(hidden=3584, layers=28, heads=28, kv_heads=4, ffn=18944, vocab=152064),
-    "0.5B": ModelShape(hidden=896, layers=24, heads=14, kv_heads=2, ffn=4864, vocab=151936, tied=True),
+    "0.5B": ModelShape(
+        hidden=896, layers=24, heads=14, kv_heads=2, ffn=4864, vocab=151936, tied=True
+    ),
 }
 TRACES = ("gsm8k_train", "gsm8k_test_model_solutions", "search_r1_qwen2.5_7b", "intern_s1_math")
 OURS = "Plimsoll"
@@ -53,7 +57,9 @@ class Setting:
 def read_parts(trace: str) -> np.ndarray:
     """Tokens of prompt and response, [sequences, 2]."""
     with shared(f"data/lengths/{trace}.csv").open() as file:
-        return np.array([(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)])
+        return np.array(
+            [(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)]
+        )
 
 
 def read_lengths(trace: str) -> np.ndarray:
@@ -70,14 +76,20 @@ def settings(quick: bool) -> list[Setting]:
     return out
 
 
-def paths(layout: Layout, lengths: np.ndarray, cost: CostModel, *, padded: bool) -> tuple[float, float]:
+def paths(
+    layout: Layout, lengths: np.ndarray, cost: CostModel, *, padded: bool
+) -> tuple[float, float]:
     """Critical paths (micro, step) of a layout."""
     k = max(len(rank) for rank in layout)
     loads = np.zeros((len(layout), k))
     for r, rank in enumerate(layout):
         for i, b in enumerate(rank):
             if b.size:
-                loads[r, i] = float(cost([lengths[b].max()])[0]) * b.size if padded else float(cost(lengths[b]).sum())
+                loads[r, i] = (
+                    float(cost([lengths[b].max()])[0]) * b.size
+                    if padded
+                    else float(cost(lengths[b]).sum())
+                )
     return float(loads.max(0).sum()), float(loads.sum(1).max())
 
 
@@ -98,16 +110,25 @@ def measure(setting: Setting, lengths: np.ndarray, batches: int) -> list[dict[st
             row = {"plan ms": spent}
             padded = name == STATIC
             loaded = [
-                (int(mine[b].max()) * b.size if padded else int(mine[b].sum())) for r in layout for b in r if b.size
+                (int(mine[b].max()) * b.size if padded else int(mine[b].sum()))
+                for r in layout
+                for b in r
+                if b.size
             ]
             row["over cap %"] = 100.0 * sum(t > cap for t in loaded) / len(loaded)
             row["bins / bound"] = len(loaded) / least
             for model, cost in costs.items():
                 micro, step = paths(layout, mine, cost, padded=padded)
-                row[f"{model} micro"], row[f"{model} step"] = total[model] / micro, total[model] / step
+                row[f"{model} micro"], row[f"{model} step"] = (
+                    total[model] / micro,
+                    total[model] / step,
+                )
             seen[name].append(row)
         seen[OURS].append(ours(setting, mine, cap, costs, least))
-    bound = {key: fmean(r.pop(key) for r in seen[OURS]) for key in [k for k in seen[OURS][0] if "bound of" in k]}
+    bound = {
+        key: fmean(r.pop(key) for r in seen[OURS])
+        for key in [k for k in seen[OURS][0] if "bound of" in k]
+    }
     rows = []
     for name, values in seen.items():
         mean = {key: fmean(v[key] for v in values) for key in values[0]}
@@ -122,7 +143,13 @@ def measure(setting: Setting, lengths: np.ndarray, batches: int) -> list[dict[st
 
 
 def timed(
-    lengths: np.ndarray, cap: int, ranks: int, sync: Any, cost: CostModel, runs: int = 5, **more: Any
+    lengths: np.ndarray,
+    cap: int,
+    ranks: int,
+    sync: Any,
+    cost: CostModel,
+    runs: int = 5,
+    **more: Any,
 ) -> tuple[Plan, float]:
     """The plan, and the median of the processor time of ``runs`` runs in milliseconds."""
     spent = []
@@ -133,7 +160,9 @@ def timed(
     return made, median(spent)
 
 
-def ours(setting: Setting, lengths: np.ndarray, cap: int, costs: dict[str, CostModel], least: int) -> dict[str, float]:
+def ours(
+    setting: Setting, lengths: np.ndarray, cap: int, costs: dict[str, CostModel], least: int
+) -> dict[str, float]:
     row: dict[str, float] = {}
     over = held = bins = 0
     spent = []
@@ -147,23 +176,42 @@ def ours(setting: Setting, lengths: np.ndarray, cap: int, costs: dict[str, CostM
             spent.append(milliseconds)
             row[f"{model} {sync}"] = made.efficiency
             row[f"bound of {model} {sync}"] = min(1.0, made.efficiency * (1.0 + made.gap))
-    return {"plan ms": max(spent), "over cap %": 100.0 * over / held, "bins / bound": bins / least, **row}
+    return {
+        "plan ms": max(spent),
+        "over cap %": 100.0 * over / held,
+        "bins / bound": bins / least,
+        **row,
+    }
 
 
 def hold_to_bars(report: Report, quick: bool) -> None:
     rows = report.rows
     mine = [r for r in rows if r["algorithm"] == OURS]
-    report.check("over-cap micro-batches of ours, %", max(r["over cap %"] for r in mine), 0.0, at_most=True)
+    report.check(
+        "over-cap micro-batches of ours, %", max(r["over cap %"] for r in mine), 0.0, at_most=True
+    )
     at = {(r["trace"], r["budget"], r["sequences"], r["ranks"]): r for r in mine}
     for trace, budget, bar in BARS:
-        report.check(f"micro efficiency, 7B, {trace}, budget {budget}", at[trace, budget, 256, 8]["7B micro"], bar)
+        report.check(
+            f"micro efficiency, 7B, {trace}, budget {budget}",
+            at[trace, budget, 256, 8]["7B micro"],
+            bar,
+        )
     eight = [r for r in mine if r["ranks"] == 8 and r["sequences"] == 256]
     for model in SHAPES:
-        report.check(f"step efficiency, {model}, worst of 8 ranks", min(r[f"{model} step"] for r in eight), 0.998)
+        report.check(
+            f"step efficiency, {model}, worst of 8 ranks",
+            min(r[f"{model} step"] for r in eight),
+            0.998,
+        )
     worst, where = 1.0, ""
     far, at_far = 0.0, ""
     for row in mine:
-        peers = [r for r in rows if r["algorithm"] != OURS and r["over cap %"] == 0 and same_setting(r, row)]
+        peers = [
+            r
+            for r in rows
+            if r["algorithm"] != OURS and r["over cap %"] == 0 and same_setting(r, row)
+        ]
         for key in (f"{m} {s}" for m in SHAPES for s in ("micro", "step")):
             lead = row[key] - max((p[key] for p in peers), default=0.0)
             label = f"{row['trace']} n={row['sequences']} budget={row['budget']} ranks={row['ranks']} {key}"
@@ -173,17 +221,28 @@ def hold_to_bars(report: Report, quick: bool) -> None:
                 far, at_far = row[f"{key} gap"], label
     report.check(f"lead over the best cap-holding peer, smallest ({where})", worst, -TIE)
     if not quick:
-        report.check(f"gap to bound at 64 ranks where a peer is ahead ({at_far or 'nowhere'})", far, 0.02, at_most=True)
+        report.check(
+            f"gap to bound at 64 ranks where a peer is ahead ({at_far or 'nowhere'})",
+            far,
+            0.02,
+            at_most=True,
+        )
     small = [r for r in mine if r["sequences"] == 256]
     slow = max(small, key=lambda r: r["plan ms"])
     where = f"{slow['trace']} budget={slow['budget']} ranks={slow['ranks']}"
     report.check(
-        f"plan of 256 sequences, ms, slowest setting ({where})", slow["plan ms"], 5.0, at_most=True, clocked=True
+        f"plan of 256 sequences, ms, slowest setting ({where})",
+        slow["plan ms"],
+        5.0,
+        at_most=True,
+        clocked=True,
     )
 
 
 def largest_plan_ms(quick: bool) -> tuple[float, str]:
-    """8,192 sequences, budgets longest and 16k, 8 and 64 ranks, both regimes: the slowest, and which it is."""
+    """8,192 sequences, budgets longest and 16k, 8 and 64 ranks, both regimes: the slowest, and
+    which it is.
+    """
     slowest, where = 0.0, ""
     cost = CostModel.from_shape(SHAPES["7B"])
     for trace in TRACES[:1] if quick else TRACES:
@@ -199,13 +258,18 @@ def largest_plan_ms(quick: bool) -> tuple[float, str]:
 
 
 def shared_plan_ms(quick: bool) -> tuple[float, str]:
-    """256 sequences in groups of 8 around one prompt, held once: the slowest plan, and which it is."""
+    """256 sequences in groups of 8 around one prompt, held once: the slowest plan, and which it
+    is.
+    """
     slowest, where = 0.0, ""
     cost = CostModel.from_shape(SHAPES["7B"])
     for trace in TRACES:
         parts = read_parts(trace)
         for first in range(0, 256 if quick else 768, 256):
-            prompts, responses = np.repeat(parts[first : first + 256 : 8, 0], 8), parts[first : first + 256, 1]
+            prompts, responses = (
+                np.repeat(parts[first : first + 256 : 8, 0], 8),
+                parts[first : first + 256, 1],
+            )
             lengths, groups = prompts + responses, np.arange(256) // 8
             longest = int(lengths.max())
             for cap in sorted({longest, *(max(longest, b) for b in (8192, 16384, 65536))}):
@@ -233,7 +297,9 @@ def held_out(sizes: tuple[int, ...], seed: int = 20) -> list[tuple[str, np.ndarr
 
 
 def smallest_lead_held_out(quick: bool) -> tuple[float, str]:
-    """Our efficiency less that of the best cap-holding peer where that is least, on held-out cargo, 7B cost."""
+    """Our efficiency less that of the best cap-holding peer where that is least, on held-out cargo,
+    7B cost.
+    """
     cost = CostModel.from_shape(SHAPES["7B"])
     worst, where = 1.0, ""
     for name, lengths in held_out((96,) if quick else (96, 320)):
@@ -243,21 +309,31 @@ def smallest_lead_held_out(quick: bool) -> tuple[float, str]:
                 best = dict.fromkeys(("micro", "step"), float("inf"))
                 for peer, algorithm in PEERS.items():
                     layout = algorithm(lengths, cap, ranks)
-                    if peer == STATIC or max(int(lengths[b].sum()) for r in layout for b in r if b.size) > cap:
+                    if (
+                        peer == STATIC
+                        or max(int(lengths[b].sum()) for r in layout for b in r if b.size) > cap
+                    ):
                         continue
-                    for sync, path in zip(best, paths(layout, lengths, cost, padded=False), strict=True):
+                    for sync, path in zip(
+                        best, paths(layout, lengths, cost, padded=False), strict=True
+                    ):
                         best[sync] = min(best[sync], path)
                 for sync, path in best.items():
                     made = plan(lengths, cap, ranks, sync, cost=cost)  # type: ignore[arg-type]
                     lead = made.efficiency - float(cost(lengths).sum()) / ranks / path
                     if lead < worst:
-                        worst, where = lead, f"{name} n={lengths.size} budget={cap} ranks={ranks} {sync}"
+                        worst, where = (
+                            lead,
+                            f"{name} n={lengths.size} budget={cap} ranks={ranks} {sync}",
+                        )
     return worst, where
 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(
-        __doc__ or "", argv, all={"action": "store_true", "help": "print every algorithm of every setting"}
+        __doc__ or "",
+        argv,
+        all={"action": "store_true", "help": "print every algorithm of every setting"},
     )
     report = Report("Planner: efficiency by who plans (mean over batches)")
     warm_up(256)
@@ -269,18 +345,32 @@ def main(argv: list[str] | None = None) -> int:
             report.add(**row)
     hold_to_bars(report, args.quick)
     lead, where = smallest_lead_held_out(args.quick)
-    report.check(f"lead over the best cap-holding peer, held-out cargo, smallest ({where})", lead, -TIE)
+    report.check(
+        f"lead over the best cap-holding peer, held-out cargo, smallest ({where})", lead, -TIE
+    )
     slowest, where = shared_plan_ms(args.quick)
     report.check(
-        f"plan of 256 sequences that share prompts, ms, slowest ({where})", slowest, 5.0, at_most=True, clocked=True
+        f"plan of 256 sequences that share prompts, ms, slowest ({where})",
+        slowest,
+        5.0,
+        at_most=True,
+        clocked=True,
     )
     slowest, where = largest_plan_ms(args.quick)
-    report.check(f"plan of 8,192 sequences, ms, slowest ({where})", slowest, 100.0, at_most=True, clocked=True)
+    report.check(
+        f"plan of 8,192 sequences, ms, slowest ({where})",
+        slowest,
+        100.0,
+        at_most=True,
+        clocked=True,
+    )
     return report.finish(args, shown=report.rows if args.all else summary(report.rows))
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per setting at 7B: ours beside the best peer that holds the cap, and the best-known trainer's cap."""
+    """One line per setting at 7B: ours beside the best peer that holds the cap, and the best-known
+    trainer's cap.
+    """
     out = []
     for mine in (r for r in rows if r["algorithm"] == OURS):
         others = [r for r in rows if same_setting(r, mine) and r["algorithm"] != OURS]

@@ -1,4 +1,6 @@
-"""``python -m benchmarks.planner_picture RESULTS.json PICTURE.png``: what the planner's benchmark found, drawn."""
+"""``python -m benchmarks.planner_picture RESULTS.json PICTURE.png``: what the planner's benchmark
+found, drawn.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ PLANNERS = (
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of the time that ranks wait for each other: 256 sequences, 8 ranks, sync=micro, 7B cost."""
-    found = {(r["trace"], r["budget"], r["algorithm"]): r for r in rows if (r["sequences"], r["ranks"]) == (256, 8)}
+    """Bars of the time that ranks wait for each other: 256 sequences, 8 ranks, sync=micro, 7B
+    cost.
+    """
+    found = {
+        (r["trace"], r["budget"], r["algorithm"]): r
+        for r in rows
+        if (r["sequences"], r["ranks"]) == (256, 8)
+    }
     figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -45,13 +53,24 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             broken = row["over cap %"] > 0
             x = at + (i - (len(PLANNERS) - 1) / 2) * 0.125
             axes.bar(
-                x, idle, 0.112, color=colour, hatch="////" if broken else None, edgecolor=RED if broken else colour
+                x,
+                idle,
+                0.112,
+                color=colour,
+                hatch="////" if broken else None,
+                edgecolor=RED if broken else colour,
             )
             weight, tint = ("bold", BLUE) if i == 0 else ("normal", "#444444")
             axes.annotate(
-                f"{idle:.2f}" if idle < 1 else f"{idle:.1f}", (x, idle), (0, 2), textcoords="offset points",
-                ha="center", fontsize=8, color=tint, weight=weight,
-            )  # fmt: skip
+                f"{idle:.2f}" if idle < 1 else f"{idle:.1f}",
+                (x, idle),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=tint,
+                weight=weight,
+            )
     axes.set_xticks(range(len(SETTINGS)), [label for *_, label in SETTINGS])
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("time that ranks wait, % (planned)")
@@ -59,16 +78,27 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     axes.set_title(
-        f"Ranks wait {min(ours):.2f} to {max(ours):.1f} % of the time with our plans, which always hold the token cap, "
+        f"Ranks wait {min(ours):.2f} to {max(ours):.1f} % of the time with our plans, which always "
+        "hold the token cap, "
         f"and {min(others):.1f} to {max(others):.0f} % with others'",
-        loc="left", fontsize=11.5, fontweight="bold", pad=24,
-    )  # fmt: skip
+        loc="left",
+        fontsize=11.5,
+        fontweight="bold",
+        pad=24,
+    )
     axes.text(
-        0, 1.02, "256 sequences of real lengths, 8 ranks that wait for each other after every micro-batch, 7B model",
-        transform=axes.transAxes, fontsize=9, color="#444444",
-    )  # fmt: skip
+        0,
+        1.02,
+        "256 sequences of real lengths, 8 ranks that wait for each other after every micro-batch, "
+        "7B model",
+        transform=axes.transAxes,
+        fontsize=9,
+        color="#444444",
+    )
     handles = [Patch(color=colour, label=label) for _, label, colour in PLANNERS]
-    handles.append(Patch(facecolor="white", edgecolor=RED, hatch="////", label="breaks the token cap"))
+    handles.append(
+        Patch(facecolor="white", edgecolor=RED, hatch="////", label="breaks the token cap")
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path)
 

@@ -1,10 +1,13 @@
-"""``python -m benchmarks.rollout``: tokens per second of the generation engines beside transformers' plain generate.
+"""``python -m benchmarks.rollout``: tokens per second of the generation engines beside
+transformers' plain generate.
 
-The same GSM8K prompts, eight responses to each, the same weights in float32, one process with all processors; each way
-is warmed up, then all take turns. Only tokens up to a response's end count. A figure is the median over the rounds.
+The same GSM8K prompts, eight responses to each, the same weights in float32, one process with all
+processors; each way is warmed up, then all take turns. Only tokens up to a response's end count. A
+figure is the median over the rounds.
 
-Then, but for ``--quick``, vLLM in this process and as a server beside the hf engine with the seconds of handing weights
-over (``benchmarks.rollout_vllm``), and a step whose reward takes as long as its generation (``benchmarks.streaming``).
+Then, but for ``--quick``, vLLM in this process and as a server beside the hf engine with the
+seconds of handing weights over (``benchmarks.rollout_vllm``), and a step whose reward takes as long
+as its generation (``benchmarks.streaming``).
 """
 
 from __future__ import annotations
@@ -29,12 +32,18 @@ BAR = 2.0
 
 
 def cases(quick: bool, model: str | None) -> list[Case]:
-    everything = [Case(TINY, 4, 8, 48, 2)] if quick else [Case(TINY, 16, 8, 256, 2), Case(SMOLLM2, 4, 8, 32, 2)]
+    everything = (
+        [Case(TINY, 4, 8, 48, 2)]
+        if quick
+        else [Case(TINY, 16, 8, 256, 2), Case(SMOLLM2, 4, 8, 32, 2)]
+    )
     return [c for c in everything if model in (None, c.model)]
 
 
 def take_turns(ways: dict[str, Generate], case: Case) -> dict[str, list[tuple[float, list[int]]]]:
-    """Seconds and response lengths of each way and round; every other round in the opposite order."""
+    """Seconds and response lengths of each way and round; every other round in the opposite
+    order.
+    """
     for generate in ways.values():
         generate(0, WARM)
     found: dict[str, list[tuple[float, list[int]]]] = {name: [] for name in ways}
@@ -70,7 +79,9 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             times_plain=speeds[name] / speeds[PLAIN],
         )
     bar = 1.0 if quick else BAR
-    report.check(f"{case.model}: hf against {PLAIN}, speed", speeds["hf"] / speeds[PLAIN], bar, clocked=True)
+    report.check(
+        f"{case.model}: hf against {PLAIN}, speed", speeds["hf"] / speeds[PLAIN], bar, clocked=True
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +96,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _vllm(model: str | None) -> list[Report]:
-    """vLLM beside the hf engine, and what handing weights over takes; nothing where it is not installed."""
+    """vLLM beside the hf engine, and what handing weights over takes; nothing where it is not
+    installed.
+    """
     if importlib.util.find_spec("vllm") is None:
         sys.stderr.write("vllm is not installed: its rows are left out; type make vllm\n")
         return []

@@ -1,10 +1,12 @@
-"""``python -m benchmarks.rollout_vllm``: vLLM in this process and in a server, beside the hf engine.
+"""``python -m benchmarks.rollout_vllm``: vLLM in this process and in a server, beside the hf
+engine.
 
-Tokens per second: the prompts, responses and turns of ``benchmarks.rollout``. Hand-over of the weights: seconds of
-``update_weights``, each after a generation as in training, beside those of a copy of the same bytes from the trainer's
-tensors into memory that is there already, by the same threads; each is the median of five, after one that doesn't
-count. ``first_use_s``: how much longer the first token after it takes than the same once more: matrices are packed,
-and prompts computed anew.
+Tokens per second: the prompts, responses and turns of ``benchmarks.rollout``. Hand-over of the
+weights: seconds of ``update_weights``, each after a generation as in training, beside those of a
+copy of the same bytes from the trainer's tensors into memory that is there already, by the same
+threads; each is the median of five, after one that doesn't count. ``first_use_s``: how much longer
+the first token after it takes than the same once more: matrices are packed, and prompts computed
+anew.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from benchmarks.rollout import cases, take_turns, tokens_per_second
 from trainer.config import load as load_config
 from trainer.models import LoadedModel
 from trainer.parallel.weights import whole_weights
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 from trainer.rollout import RolloutEngine, eos_ids
 from trainer.rollout.vllm.make import make_vllm_engine
 
@@ -43,12 +45,17 @@ def engine_of(name: str, loaded: LoadedModel, case: Case, longest: int, folder: 
     }
     rollout = load_config(settings).actor_rollout_ref.rollout
     changes = {
-        "name": name, "prompt_length": longest, "response_length": case.limit, "max_num_seqs": 256,
+        "name": name,
+        "prompt_length": longest,
+        "response_length": case.limit,
+        "max_num_seqs": 256,
         "max_num_batched_tokens": 4096,
-    }  # fmt: skip
+    }
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
     ends = eos_ids(loaded.model, loaded.tokenizer)
-    engine = make_vllm_engine(rollout.model_copy(update=changes), loaded, world, folder / name, eos_ids=ends)
+    engine = make_vllm_engine(
+        rollout.model_copy(update=changes), loaded, world, folder / name, eos_ids=ends
+    )
     engine.start()
     return engine
 
@@ -63,14 +70,26 @@ def memcpy(loaded: LoadedModel) -> float:
     sources = [p.detach() for p in loaded.model.parameters()]
     places = [torch.zeros_like(t) for t in sources]
     pairs = list(zip(places, sources, strict=True))
-    return middle([timed(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)])
+    return middle(
+        [timed(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)]
+    )
 
 
-def hand_over(engine: RolloutEngine, loaded: LoadedModel, generate: Generate) -> tuple[float, float]:
-    """Seconds of ``update_weights``, and how many more the first token after it takes than the next one."""
+def hand_over(
+    engine: RolloutEngine, loaded: LoadedModel, generate: Generate
+) -> tuple[float, float]:
+    """Seconds of ``update_weights``, and how many more the first token after it takes than the next
+    one.
+    """
     taken, used = [], []
     for number in range(ROUNDS):
-        taken.append(timed(lambda n=number: engine.update_weights(whole_weights(loaded.model, sharded=False), n)))
+        taken.append(
+            timed(
+                lambda n=number: engine.update_weights(
+                    whole_weights(loaded.model, sharded=False), n
+                )
+            )
+        )
         first, second = (timed(lambda n=number: generate(n, 1)) for _ in range(2))
         used.append(first - second)
     return middle(taken), middle(used)
@@ -105,7 +124,9 @@ def measure(case: Case, report: Report, quick: bool) -> None:
             first_use_s=syncs[name][1],
         )
     faster = speeds["vllm"] / speeds["hf"]
-    report.check(f"{case.model}: vllm against hf, speed", faster, 0.0 if quick else 1.0, clocked=True)
+    report.check(
+        f"{case.model}: vllm against hf, speed", faster, 0.0 if quick else 1.0, clocked=True
+    )
     if case.model != "builtin:tiny":  # 4 MB are copied in a millisecond
         for name in ("vllm", "vllm_server"):
             copies, what = syncs[name][0] / copy, f"{case.model}: {name}, hand-over in copies"

@@ -1,4 +1,6 @@
-"""Ways to save the state of an engine, with one face: ours and those of others. For comparison only."""
+"""Ways to save the state of an engine, with one face: ours and those of others. For comparison
+only.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,14 @@ from typing import Any
 import deepspeed
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse, async_save
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+    async_save,
+)
 
-from trainer.checkpoint import Checkpointer, CheckpointSettings, manifest
+from trainer.checkpoint import Checkpointer, CheckpointSettings
+from trainer.checkpoint.store import manifest
 from trainer.parallel.engine import Engine
 
 LIMIT_S = 300.0
@@ -24,7 +31,9 @@ POLL_S = 0.005
 
 
 class Saver:
-    """``save``, then ``before_step`` before the weights change; ``ended`` is when the last save was complete."""
+    """``save``, then ``before_step`` before the weights change; ``ended`` is when the last save was
+    complete.
+    """
 
     name: str
     synced: str
@@ -66,7 +75,10 @@ class Saver:
         """End what runs in the background."""
 
     def state(self) -> dict[str, Any]:
-        return {"module": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+        return {
+            "module": self.engine.module.state_dict(),
+            "optimizer": self.engine.optimizer.state_dict(),
+        }
 
 
 class TorchSave(Saver):
@@ -94,7 +106,9 @@ class DeepSpeedSave(Saver):
 
 
 class DcpAsync(Saver):
-    """With its defaults: a thread, host memory taken anew for each save, staged before ``async_save`` returns."""
+    """With its defaults: a thread, host memory taken anew for each save, staged before
+    ``async_save`` returns.
+    """
 
     name, synced = "DCP async_save", "its files"
     where, blocks = AsyncCheckpointerType.THREAD, False
@@ -108,7 +122,10 @@ class DcpAsync(Saver):
     def save(self, step: int) -> None:
         path = self.folder / f"step_{step}"
         answer = async_save(
-            self.state(), checkpoint_id=path, async_checkpointer_type=self.where, async_stager=self.stager
+            self.state(),
+            checkpoint_id=path,
+            async_checkpointer_type=self.where,
+            async_stager=self.stager,
         )
         if isinstance(answer, AsyncSaveResponse):
             self._staged, self._done = answer.staging_completion, answer.upload_completion
@@ -160,9 +177,14 @@ class Ours(Saver):
     def __init__(self, engine: Engine, folder: Path) -> None:
         super().__init__(engine, folder)
         self._keeper = Checkpointer(
-            folder, engine.ds, CheckpointSettings(keep_last=1_000_000, timeout_s=LIMIT_S), rank=0, world_size=1,
-            attempt=1, config_hash="benchmark",
-        )  # fmt: skip
+            folder,
+            engine.ds,
+            CheckpointSettings(keep_last=1_000_000, timeout_s=LIMIT_S),
+            rank=0,
+            world_size=1,
+            attempt=1,
+            config_hash="benchmark",
+        )
         self._watch = threading.Thread()
 
     def save(self, step: int) -> None:
@@ -178,7 +200,9 @@ class Ours(Saver):
         return self._watch.is_alive()
 
     def wait(self) -> None:
-        self._keeper.wait(LIMIT_S)  # as the trainer waits for its last save: from now on at full speed
+        self._keeper.wait(
+            LIMIT_S
+        )  # as the trainer waits for its last save: from now on at full speed
         self._watch.join(LIMIT_S)
 
     def clear(self) -> None:
@@ -209,7 +233,14 @@ class Ours(Saver):
             pause.wait(POLL_S)
 
 
-PEERS: tuple[type[Saver], ...] = (TorchSave, TorchSaveSynced, DcpAsync, DcpKept, DcpKeptProcess, DeepSpeedSave)
+PEERS: tuple[type[Saver], ...] = (
+    TorchSave,
+    TorchSaveSynced,
+    DcpAsync,
+    DcpKept,
+    DcpKeptProcess,
+    DeepSpeedSave,
+)
 
 
 def quiet() -> None:

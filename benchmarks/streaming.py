@@ -1,9 +1,10 @@
-"""``python -m benchmarks.streaming``: a training step whose reward takes as long as its generation, phase by phase and
-with answers judged while others are still generated.
+"""``python -m benchmarks.streaming``: a training step whose reward takes as long as its generation,
+phase by phase and with answers judged while others are still generated.
 
-One run's own parts (GRPO on the built-in task, builtin:tiny, one rank), built once; steps of both ways take turns. The
-reward is a user's function that waits, as one that asks another machine does; how long is set so that all answers of a
-step together take its workers as long as generating them took.
+One run's own parts (GRPO on the built-in task, builtin:tiny, one rank), built once; steps of both
+ways take turns. The reward is a user's function that waits, as one that asks another machine does;
+how long is set so that all answers of a step together take its workers as long as generating them
+took.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Report, arguments
+from trainer.base.environment import RankInfo
 from trainer.config import load
-from trainer.environment import RankInfo
-from trainer.parallel.world import join, leave
-from trainer.steps.context import Context, build
-from trainer.steps.iteration import rl_batch, update_policy
+from trainer.ranks.world import join, leave
+from trainer.run.build import Context, build
+from trainer.run.step import rl_batch, update_policy
 
 TITLE = "A step whose reward takes as long as its generation"
 BAR = 0.8
@@ -52,9 +53,17 @@ def settings(folder: Path, quick: bool) -> dict[str, Any]:
         "actor_rollout_ref": {
             "model": {"path": "builtin:tiny"},
             "actor": {"ppo_mini_batch_size": prompts, "ppo_max_token_len_per_gpu": 4096},
-            "rollout": {"n": 8, "max_num_seqs": prompts * 2},  # waves: answers of equal length end together
+            "rollout": {
+                "n": 8,
+                "max_num_seqs": prompts * 2,
+            },  # waves: answers of equal length end together
         },
-        "trainer": {"default_local_dir": str(folder), "test_freq": -1, "total_training_steps": 10_000, "device": "cpu"},
+        "trainer": {
+            "default_local_dir": str(folder),
+            "test_freq": -1,
+            "total_training_steps": 10_000,
+            "device": "cpu",
+        },
         "custom_reward_function": {"path": str(folder / "reward.py")},
     }
 
@@ -111,7 +120,12 @@ def run(report: Report, quick: bool) -> None:
         (folder / "reward.py").write_text(REWARD)
         config = load(settings(folder, quick))
         info = RankInfo(
-            rank=0, world_size=1, local_rank=0, local_world_size=1, master_addr="127.0.0.1", master_port=None
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            master_addr="127.0.0.1",
+            master_port=None,
         )
         world = join(info, device="cpu", run_dir=folder, meet_s=60.0, timeout_s=600.0)
         try:

@@ -1,7 +1,8 @@
-"""``python -m benchmarks.train``: what ``make train`` does, for seeds 1 to 3: how far GRPO lifts the validation reward.
+"""``python -m benchmarks.train``: what ``make train`` does, for seeds 1 to 3: how far GRPO lifts
+the validation reward.
 
-``--quick`` takes a few steps of one seed, too few for a rise: it holds that the loss of SFT falls and that the run
-folder is complete.
+``--quick`` takes a few steps of one seed, too few for a rise: it holds that the loss of SFT falls
+and that the run folder is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ RUN_TIMEOUT_S = 900
 RISE_BAR, SECONDS_BAR = 0.20, 180.0
 QUICK = {"sft": 8, "grpo": 2}
 """Training steps of ``--quick``."""
-LEFT_BEHIND = ("config.yaml", "metrics.jsonl", "wandb/*run*", "checkpoints/step_*", "plots/tokens_per_micro_batch.png")
+LEFT_BEHIND = (
+    "config.yaml",
+    "metrics.jsonl",
+    "wandb/*run*",
+    "checkpoints/step_*",
+    "plots/tokens_per_micro_batch.png",
+)
 """What every run folder holds at the end."""
 
 
@@ -33,15 +40,26 @@ def train(stage: str, seed: int, folder: Path, *more: str) -> None:
     command += [f"trainer.default_local_dir={folder}", *more]
     environ = {"OMP_WAIT_POLICY": "PASSIVE", "WANDB_MODE": "offline", **os.environ}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+        command,
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} failed "
+            f"({done.returncode}):\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
 
 
 def column(folder: Path, name: str) -> list[float]:
     """The values of a metric in the order of their steps."""
-    lines: list[dict[str, Any]] = [json.loads(s) for s in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines: list[dict[str, Any]] = [
+        json.loads(s) for s in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return [float(line[name]) for line in lines if name in line]
 
 
@@ -52,7 +70,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as base:
             runs = {stage: Path(base) / stage for stage in ("sft", "grpo")}
             small = ["data.val_max_samples=16"] if args.quick else []
-            steps = {k: [f"trainer.total_training_steps={n}", *small] if args.quick else [] for k, n in QUICK.items()}
+            steps = {
+                k: [f"trainer.total_training_steps={n}", *small] if args.quick else []
+                for k, n in QUICK.items()
+            }
             began = perf_counter()
             train("sft", seed, runs["sft"], *steps["sft"])
             weights = f"actor_rollout_ref.model.path={runs['sft'] / 'huggingface'}"
@@ -68,7 +89,9 @@ def main() -> int:
     if not args.quick:
         rows = report.rows
         report.check("reward_rise_mean", sum(r["rise"] for r in rows) / len(rows), RISE_BAR)
-        report.check("seconds", max(r["seconds"] for r in rows), SECONDS_BAR, at_most=True, clocked=True)
+        report.check(
+            "seconds", max(r["seconds"] for r in rows), SECONDS_BAR, at_most=True, clocked=True
+        )
     return report.finish(args)
 
 

@@ -1,13 +1,15 @@
-"""``python -m benchmarks.update``: one optimizer step on real lengths, padded and packed, on the same model.
+"""``python -m benchmarks.update``: one optimizer step on real lengths, padded and packed, on the
+same model.
 
-Four ways to send the same sequences through the same model (float32, AdamW): padded to the longest of the step,
-padded to the longest of each micro-batch (4 sequences a micro-batch in both, in the shuffled order of a replay
-buffer), packed to a token budget, and packed to the same budget with each group's prompt held once. The budget is a
-number of mean lengths: 6 on the GSM8K trace, where most groups of 8 then fit whole behind their one prompt, else 4,
-as many real tokens as a padded micro-batch. The Search-R1 trace is taken row by row, without groups. Both padded
-forms use the same head, on the trained tokens alone, so only the padding differs. Every way runs in a process of its
-own, and the processes take turns, so that a slow minute of the machine falls on all of them. Memory is the process's
-peak above what it held before the model was made.
+Four ways to send the same sequences through the same model (float32, AdamW): padded to the longest
+of the step, padded to the longest of each micro-batch (4 sequences a micro-batch in both, in the
+shuffled order of a replay buffer), packed to a token budget, and packed to the same budget with
+each group's prompt held once. The budget is a number of mean lengths: 6 on the GSM8K trace, where
+most groups of 8 then fit whole behind their one prompt, else 4, as many real tokens as a padded
+micro-batch. The Search-R1 trace is taken row by row, without groups. Both padded forms use the same
+head, on the trained tokens alone, so only the padding differs. Every way runs in a process of its
+own, and the processes take turns, so that a slow minute of the machine falls on all of them. Memory
+is the process's peak above what it held before the model was made.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ LINE_TIMEOUT_S = 900
 BARS = (2.3, 1.35, 1.4, 0.72)
 """Speed against both padded forms, further speed by sharing, peak memory against padded to max."""
 QUICK_BARS = (1.1, 1.0, 1.15, 0.85)
-"""The same for the few sequences of ``--quick``, whose longest is only 1.3 times the mean: 1.14 times the tokens where
-they are padded to the longest of four."""
+"""The same for the few sequences of ``--quick``, whose longest is only 1.3 times the mean: 1.14
+times the tokens where they are padded to the longest of four.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of one optimizer step: ``groups`` of ``size`` sequences with one prompt, timed ``rounds`` times."""
+    """Sequences of one optimizer step: ``groups`` of ``size`` sequences with one prompt, timed
+    ``rounds`` times.
+    """
 
     trace: str
     groups: int
@@ -61,12 +66,16 @@ class Case:
 
 
 def cases(quick: bool, trace: str | None) -> list[Case]:
-    all_of_them = [Case(GSM8K, 4, 8, 4, 2)] if quick else [Case(GSM8K, 16, 8, 6, 2), Case(SEARCH, 8, 1, 4, 1)]
+    all_of_them = (
+        [Case(GSM8K, 4, 8, 4, 2)] if quick else [Case(GSM8K, 16, 8, 6, 2), Case(SEARCH, 8, 1, 4, 1)]
+    )
     return [c for c in all_of_them if trace in (None, c.trace)]
 
 
 def read_batch(case: Case) -> Batch:
-    """Random tokens of the trace's real lengths. Two groups of 4 of the GSM8K trace make a group of 8."""
+    """Random tokens of the trace's real lengths. Two groups of 4 of the GSM8K trace make a group of
+    8.
+    """
     with shared(f"data/lengths/{case.trace}.csv").open() as file:
         rows = [(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)]
     starts = np.random.default_rng(0).permutation(len(rows) // case.size)[: case.groups] * case.size
@@ -81,13 +90,18 @@ def read_batch(case: Case) -> Batch:
             prompts.append(len(prompt))
             groups.append(number)
     columns = {"input_ids": ids, "loss_mask": masks}
-    return Batch.from_sequences(columns, {"prompt_lengths": torch.tensor(prompts), "groups": torch.tensor(groups)})
+    return Batch.from_sequences(
+        columns, {"prompt_lengths": torch.tensor(prompts), "groups": torch.tensor(groups)}
+    )
 
 
 def micro_batches(batch: Batch, way: str, budget: int) -> list[Batch]:
     if way.startswith("padded"):
         order = np.random.default_rng(1).permutation(len(batch))
-        return [batch.select(torch.from_numpy(order[i : i + MICRO])) for i in range(0, len(batch), MICRO)]
+        return [
+            batch.select(torch.from_numpy(order[i : i + MICRO]))
+            for i in range(0, len(batch), MICRO)
+        ]
     tokens = max(int(batch.lengths.max()), budget * batch.num_tokens // len(batch))
     stowed = plan(
         batch.lengths.numpy(),
@@ -108,13 +122,17 @@ def memory(key: str) -> float:
 
 
 def worker(case: Case, way: str, gradient_file: str) -> None:
-    """Warm up, say so, then take one optimizer step for every line on standard input; answer with what it took."""
+    """Warm up, say so, then take one optimizer step for every line on standard input; answer with
+    what it took.
+    """
     from trainer.models import load_model, pack, pad, token_stats
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     batch = read_batch(case)
     parts, longest = micro_batches(batch, way, case.budget), int(batch.lengths.max())
-    load_model("builtin:tiny", dtype=torch.float32, device="cpu")  # what it imports is not the step's memory
+    load_model(
+        "builtin:tiny", dtype=torch.float32, device="cpu"
+    )  # what it imports is not the step's memory
     before = memory("VmRSS")
     model = load_model("builtin:tiny", dtype=torch.float32, device="cpu").model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -136,11 +154,16 @@ def worker(case: Case, way: str, gradient_file: str) -> None:
         start, cpu = perf_counter(), process_time()
         tokens = sum(run(part) for part in parts)
         if number == 0:
-            torch.save(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), gradient_file)
+            torch.save(
+                torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]),
+                gradient_file,
+            )
         optimizer.step()
         optimizer.zero_grad()
         seconds, cpu_seconds = perf_counter() - start, process_time() - cpu
-        sys.stdout.write(f"{seconds} {cpu_seconds} {memory('VmHWM') - before} {tokens} {len(parts)}\n")
+        sys.stdout.write(
+            f"{seconds} {cpu_seconds} {memory('VmHWM') - before} {tokens} {len(parts)}\n"
+        )
         sys.stdout.flush()
 
 
@@ -160,7 +183,9 @@ def read_line(pipe: IO[str], process: subprocess.Popen[str]) -> str:
         raise SystemExit(f"no answer from worker {process.pid} within {LINE_TIMEOUT_S} s")
     line = pipe.readline()
     if not line:
-        raise SystemExit(f"a worker ended with exit code {process.wait(timeout=60)}; its error stands above")
+        raise SystemExit(
+            f"a worker ended with exit code {process.wait(timeout=60)}; its error stands above"
+        )
     return line
 
 
@@ -171,7 +196,9 @@ def measure(case: Case, report: Report, quick: bool) -> None:
         sizes = [str(x) for x in (case.groups, case.size, case.budget)]
         base = [sys.executable, "-m", "benchmarks.update", "--worker", case.trace, *sizes]
         workers = [
-            subprocess.Popen([*base, way, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*base, way, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             for way, file in zip(case.ways, files, strict=True)
         ]
         try:
@@ -204,15 +231,20 @@ def measure(case: Case, report: Report, quick: bool) -> None:
     # The suite shares the machine with other work: there, processor time is what can be compared.
     time, bars = (cpu, QUICK_BARS) if quick else (wall, BARS)
     report.extra.setdefault("rounds", {})[case.trace] = {
-        way: [{"seconds": x[i][0], "cpu_seconds": x[i][1]} for x in rounds] for i, way in enumerate(case.ways)
+        way: [{"seconds": x[i][0], "cpu_seconds": x[i][1]} for x in rounds]
+        for i, way in enumerate(case.ways)
     }
     report.extra.setdefault("cpu_time_ratios", {})[case.trace] = {
         f"{a} / {b}": cpu[a] / cpu[b] for a, b in PAIRS if b in cpu
     }
     for (a, b), bar in zip(PAIRS, bars[:3], strict=True):
         if b in time:
-            report.check(f"{case.trace}: {b} against {a}, speed", time[a] / time[b], bar, clocked=True)
-    report.check(f"{case.trace}: packed, peak memory", peak["packed"] / peak[WAYS[0]], bars[3], at_most=True)
+            report.check(
+                f"{case.trace}: {b} against {a}, speed", time[a] / time[b], bar, clocked=True
+            )
+    report.check(
+        f"{case.trace}: packed, peak memory", peak["packed"] / peak[WAYS[0]], bars[3], at_most=True
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -1,5 +1,6 @@
-"""The image's %test: every locked package is there in its locked version, what ranks import can be imported, and the
-tools that DeepSpeed compiles its operators with are on PATH. ``check.py LOCKED``: exit code 1 with all that is wrong.
+"""The image's %test: every locked package is there in its locked version, what ranks import can be
+imported, and the tools that DeepSpeed compiles its operators with are on PATH. ``check.py LOCKED``:
+exit code 1 with all that is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-IMPORTED = ("torch", "deepspeed", "transformers", "vllm", "submitit", "pydantic", "omegaconf", "wandb")
+IMPORTED = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "vllm",
+    "submitit",
+    "pydantic",
+    "omegaconf",
+    "wandb",
+)
 TOOLS = ("g++", "ninja", "nvcc")
 
 
@@ -21,7 +31,9 @@ def pins(text: str) -> dict[str, str]:
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", text, flags=re.MULTILINE))
 
 
-def problems(locked: Path, imported: Sequence[str] = IMPORTED, tools: Sequence[str] = TOOLS) -> list[str]:
+def problems(
+    locked: Path, imported: Sequence[str] = IMPORTED, tools: Sequence[str] = TOOLS
+) -> list[str]:
     """All that is wrong with this interpreter's packages; empty when the image is good."""
     wanted, found = pins(locked.read_text()), []
     for name, version in wanted.items():
@@ -37,13 +49,21 @@ def problems(locked: Path, imported: Sequence[str] = IMPORTED, tools: Sequence[s
         except Exception as error:  # whatever a broken package raises is worth a line
             found.append(f"import {name}: {type(error).__name__}: {error}")
     torch = sys.modules.get("torch") if "torch" in imported else None
-    cuda, runtime = getattr(getattr(torch, "version", None), "cuda", None), wanted.get("nvidia-cuda-runtime", "")
+    cuda, runtime = (
+        getattr(getattr(torch, "version", None), "cuda", None),
+        wanted.get("nvidia-cuda-runtime", ""),
+    )
     if torch is not None and (not cuda or cuda.split(".")[0] != runtime.split(".")[0]):
-        found.append(f"torch is built for CUDA {cuda}, locked is the runtime {runtime or 'of none'}")
+        found.append(
+            f"torch is built for CUDA {cuda}, locked is the runtime {runtime or 'of none'}"
+        )
     return found + [f"{tool} is not on PATH" for tool in tools if shutil.which(tool) is None]
 
 
 if __name__ == "__main__":
     wrong = problems(Path(sys.argv[1]))
-    sys.stdout.write("".join(f"{line}\n" for line in wrong) or f"ok: {sys.version.split()[0]}, all locked packages\n")
+    sys.stdout.write(
+        "".join(f"{line}\n" for line in wrong)
+        or f"ok: {sys.version.split()[0]}, all locked packages\n"
+    )
     sys.exit(1 if wrong else 0)

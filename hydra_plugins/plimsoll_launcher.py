@@ -1,4 +1,6 @@
-"""What Hydra finds: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`, imported when needed."""
+"""What Hydra finds: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`,
+imported when needed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from jobs.options import LocalOptions, SlurmOptions
+from jobs.submit.options import LocalOptions, SlurmOptions
 
 
 class _PlimsollLauncher(Launcher):
@@ -22,16 +24,24 @@ class _PlimsollLauncher(Launcher):
         self.config: DictConfig | None = None
         self.context: HydraContext | None = None
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Hydra's first call. The task function is not used: a job runs the frozen config, not this process's code."""
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Hydra's first call. The task function is not used: a job runs the frozen config, not this
+        process's code.
+        """
         self.config, self.context = config, hydra_context
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Hydra's second call: plan, check and start the jobs."""
-        from jobs.hydra_entry import launch
+        from jobs.submit.hydra_entry import launch
 
         assert self.config is not None and self.context is not None
-        return launch(self.kind, self.settings, self.config, self.context, job_overrides, initial_job_idx)
+        return launch(
+            self.kind, self.settings, self.config, self.context, job_overrides, initial_job_idx
+        )
 
 
 class SlurmLauncher(_PlimsollLauncher):

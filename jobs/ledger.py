@@ -1,4 +1,6 @@
-"""The ledger: one line per launch of a run, before and after sbatch: nothing submitted is ever unknown."""
+"""The ledger: one line per launch of a run, before and after sbatch: nothing submitted is ever
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.records import append_lines
-from trainer.errors import UserError
-from trainer.run_folder import read_lines
+from trainer.base.errors import UserError
+from trainer.base.run_folder import read_lines
 
 PLANNED, SUBMITTED = "planned", "submitted"
 LOCAL = "local"
@@ -45,7 +47,8 @@ def note(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """The newest entry of every run, in the order of their first launch; none when there is no such file.
+    """The newest entry of every run, in the order of their first launch; none when there is no such
+    file.
 
     Raises UserError for a file that can't be read.
     """
@@ -61,7 +64,9 @@ def read(path: Path) -> list[Entry]:
     newest: dict[str, Entry] = {}
     known = set(Entry.__dataclass_fields__)
     for line in read_lines(path):
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in known}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in known
+        }
         try:
             entry = Entry(**values)
         except TypeError:

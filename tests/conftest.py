@@ -1,4 +1,6 @@
-"""Shared fixtures. Under PLIMSOLL_STRICT_SKIPS=1 a test may only be skipped for what this machine truly lacks."""
+"""Shared fixtures. Under PLIMSOLL_STRICT_SKIPS=1 a test may only be skipped for what this machine
+truly lacks.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# By default an example that takes 0.2 s is an error, which a busy machine makes of any, and each session draws others:
-# no session may fail by what another one passed. ``--hypothesis-profile=default`` looks for new ones.
+# By default an example that takes 0.2 s is an error, which a busy machine makes of any, and each
+# session draws others: no session may fail by what another one passed.
+# ``--hypothesis-profile=default`` looks for new ones.
 hypothesis.settings.register_profile(
-    "suite", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "suite",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
 
@@ -39,7 +45,11 @@ def _excused(reason: str) -> bool:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and os.environ.get("PLIMSOLL_STRICT_SKIPS") == "1" and not hasattr(report, "wasxfail"):
+    if (
+        report.skipped
+        and os.environ.get("PLIMSOLL_STRICT_SKIPS") == "1"
+        and not hasattr(report, "wasxfail")
+    ):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not _excused(reason):
             report.outcome = "failed"
@@ -51,13 +61,18 @@ def shared() -> Path:
     """The folder with GSM8K and length traces; tests that need it skip without it."""
     folder = Path(os.environ.get("PLIMSOLL_SHARED", ROOT.parent / "shared"))
     if not (folder / "data").is_dir():
-        pytest.skip("no ../shared/data (GSM8K, length traces) beside the checkout; PLIMSOLL_SHARED names another place")
+        pytest.skip(
+            "no ../shared/data (GSM8K, length traces) beside the checkout; PLIMSOLL_SHARED names "
+            "another place"
+        )
     return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """DeepSpeed compiles into a folder of this session: a killed build's lock can't block the next session."""
+    """DeepSpeed compiles into a folder of this session: a killed build's lock can't block the next
+    session.
+    """
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
         base = tmp_path_factory.getbasetemp()
         base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.config.cli import help_text
-from trainer.errors import UserError
 
 
 def main() -> int:
@@ -21,14 +21,16 @@ def main() -> int:
 
 def run_one(settings: Any) -> int:
     """One run: settings as Hydra composed them."""
-    from trainer import launch, rollout_nodes
+    from trainer import launch
     from trainer.config import freeze, load, run_dir_of
+    from trainer.launch import rollout_nodes
 
     config = load(settings)
     rollout_nodes.require(config)
     if (nodes := config.trainer.nnodes) > 1:
         raise UserError(
-            f"trainer.nnodes={nodes}, but python -m trainer runs on this machine alone: type python -m trainer -m ... "
+            f"trainer.nnodes={nodes}, but python -m trainer runs on this machine alone: type "
+            "python -m trainer -m ... "
             "for a job on Slurm, or trainer.nnodes=1"
         )
     run_dir = run_dir_of(config)

@@ -1,4 +1,5 @@
-"""``python -m trainer.export RUN_OR_CHECKPOINT --out DIR``: a checkpoint's weights as a Hugging Face folder.
+"""``python -m trainer.export RUN_OR_CHECKPOINT --out DIR``: a checkpoint's weights as a Hugging
+Face folder.
 
 Reads a checkpoint of any ZeRO stage and any number of ranks, in one process, without a GPU.
 """
@@ -15,24 +16,27 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trainer.checkpoint import commit, manifest
-from trainer.checkpoint.manifest import Damaged
+from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.checkpoint.restore import Saved, load_states
+from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store.manifest import Damaged
 from trainer.config.frozen import load_frozen
-from trainer.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.models import load_model
+from trainer.models.adapters import adapters_of, adapters_state, require_same_base
 from trainer.models.lora import has_adapters, weights, write_adapter
-from trainer.steps.adapters import adapters_of, adapters_state, require_same_base
 
 ADAPTER = "adapter"
-"""Not in the folder itself: transformers would add the adapter to the weights that hold it already."""
+"""Not in the folder itself: transformers would add the adapter to the weights that hold it
+already.
+"""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Write the weights of ``source`` (a run folder: its newest whole checkpoint; or a folder ``step_N``), the model's
-    config and its tokenizer to ``out``; returns the checkpoint's folder. ``dtype``: default the run's own. Of LoRA: the
-    merged weights, and the adapters in ``out/adapter``.
+    """Write the weights of ``source`` (a run folder: its newest whole checkpoint; or a folder
+    ``step_N``), the model's config and its tokenizer to ``out``; returns the checkpoint's folder.
+    ``dtype``: default the run's own. Of LoRA: the merged weights, and the adapters in
+    ``out/adapter``.
 
     Raises UserError when there is no whole checkpoint, or ``out`` holds something already.
     """
@@ -52,7 +56,9 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     with torch.no_grad():
         for name, tensor in _tensors(model.model):
             if saved.shapes.get(name) != tuple(tensor.shape):
-                raise UserError(f"{folder} holds another model than {actor.model.path}: {name} differs")
+                raise UserError(
+                    f"{folder} holds another model than {actor.model.path}: {name} differs"
+                )
             if tensor.requires_grad or model.frozen is None:
                 tensor.copy_(saved.full(name))
     write_folder(model.model, model.tokenizer, out)
@@ -60,8 +66,9 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
 
 
 def write_folder(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """The folder that transformers and vLLM read, instead of what an earlier attempt left there. It appears whole.
-    Adapters are merged into the weights, and lie beside them in a folder of their own.
+    """The folder that transformers and vLLM read, instead of what an earlier attempt left there. It
+    appears whole. Adapters are merged into the weights, and lie beside them in a folder of their
+    own.
     """
     temp = out.with_name(f".{out.name}.tmp")
     for old in (temp, out):
@@ -92,20 +99,29 @@ def _checkpoint(source: Path) -> tuple[Path, manifest.Manifest]:
         try:
             found = manifest.read(source)
         except Damaged as error:
-            raise UserError(f"{source} is damaged: {error}; give an older checkpoint of the run") from error
+            raise UserError(
+                f"{source} is damaged: {error}; give an older checkpoint of the run"
+            ) from error
         if wrong := manifest.problems(source, found):
-            raise UserError(f"{source} is damaged: {'; '.join(wrong)}; give an older checkpoint of the run")
+            raise UserError(
+                f"{source} is damaged: {'; '.join(wrong)}; give an older checkpoint of the run"
+            )
         return source, found
     newest = commit.newest_whole(source / commit.FOLDER)
     if newest is None:
-        raise UserError(f"{source} is neither a checkpoint nor a run with a whole one; give a run folder or a step_N")
+        raise UserError(
+            f"{source} is neither a checkpoint nor a run with a whole one; give a run folder or a "
+            "step_N"
+        )
     return newest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument("source", type=Path, help="run folder, or a checkpoint RUN/checkpoints/step_N")
+    parser.add_argument(
+        "source", type=Path, help="run folder, or a checkpoint RUN/checkpoints/step_N"
+    )
     parser.add_argument("--out", type=Path, required=True, help="new folder")
     parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: what the run trained in")
     args = parser.parse_args(argv)

@@ -72,7 +72,9 @@ def test_token_rewards_stand_at_the_last_trained_token() -> None:
 def test_discounted_is_the_plain_recursion() -> None:
     g = torch.Generator().manual_seed(0)
     for counts in ([3, 0, 5, 1, 5], [1], [0, 0, 2], []):
-        sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+        sequence = torch.repeat_interleave(
+            torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64)
+        )
         values = torch.randn(sum(counts), generator=g, dtype=torch.float64)
         expected = values.clone()
         for t in range(len(values) - 2, -1, -1):
@@ -101,7 +103,14 @@ def test_gae_and_reinforce_plus_plus() -> None:
             after = float(rewards[t]) + gamma * after
             value_after, raw[t], to_go[t] = float(values[t]), running, after
     places = sorted(raw)
-    common = {"scores": SCORES, "groups": GROUPS, "mask": MASK, "sequence": SEQUENCE, "kl": kl, "kl_coef": 0.1}
+    common = {
+        "scores": SCORES,
+        "groups": GROUPS,
+        "mask": MASK,
+        "sequence": SEQUENCE,
+        "kl": kl,
+        "kl_coef": 0.1,
+    }
     made = compute_advantages("gae", values=values, gamma=gamma, lam=lam, **common)  # type: ignore[arg-type]
     check(made.advantages, places, whitened([raw[t] for t in places]))
     check(made.returns, places, [raw[t] + float(values[t]) for t in places])
@@ -117,12 +126,18 @@ def check(flat: Tensor, places: list[int], expected: list[float]) -> None:
 
 def test_grpo_on_tokens_compares_scores_with_the_kl_taken_off() -> None:
     kl = torch.rand(21, generator=torch.Generator().manual_seed(3))
-    made = compute_advantages("grpo", scores=SCORES, groups=GROUPS, mask=MASK, sequence=SEQUENCE, kl=kl, kl_coef=0.1)
-    totals = torch.tensor([float(s) - 0.1 * sum(float(kl[t]) for t in trained(i)) for i, s in enumerate(SCORES)])
+    made = compute_advantages(
+        "grpo", scores=SCORES, groups=GROUPS, mask=MASK, sequence=SEQUENCE, kl=kl, kl_coef=0.1
+    )
+    totals = torch.tensor(
+        [float(s) - 0.1 * sum(float(kl[t]) for t in trained(i)) for i, s in enumerate(SCORES)]
+    )
     expected = grpo(totals, GROUPS)
     for i in range(6):
         for t in range(int(CU[i]), int(CU[i + 1])):
-            assert made.advantages[t].item() == pytest.approx(expected[i].item() if MASK[t] else 0.0, abs=1e-6)
+            assert made.advantages[t].item() == pytest.approx(
+                expected[i].item() if MASK[t] else 0.0, abs=1e-6
+            )
 
 
 def test_wrong_calls_are_named() -> None:

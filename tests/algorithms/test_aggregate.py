@@ -1,4 +1,6 @@
-"""The step's loss and its gradient are the same however the batch was cut, and what each mode's name says."""
+"""The step's loss and its gradient are the same however the batch was cut, and what each mode's
+name says.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_each_mode_is_what_its_name_says(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cut", [[[0, 1, 2, 3, 4]], [[3], [0], [4, 1], [2]], [[2, 4], [], [1, 3, 0], []]], ids=str)
+@pytest.mark.parametrize(
+    "cut", [[[0, 1, 2, 3, 4]], [[3], [0], [4, 1], [2]], [[2, 4], [], [1, 3, 0], []]], ids=str
+)
 def test_gradient_does_not_depend_on_the_cut(mode: str, cut: list[list[int]]) -> None:
     """Empty micro-batches are fillers. The whole batch in float64 is the reference."""
     x = torch.linspace(-1, 1, len(MASK), dtype=torch.float64)
@@ -42,7 +46,10 @@ def test_gradient_does_not_depend_on_the_cut(mode: str, cut: list[list[int]]) ->
     split = torch.tensor(0.3, requires_grad=True)
     w = weights(mode)
     for part in cut:
-        places = torch.cat([torch.nonzero(i == SEQUENCE)[:, 0] for i in part] or [torch.empty(0, dtype=torch.int64)])
+        places = torch.cat(
+            [torch.nonzero(i == SEQUENCE)[:, 0] for i in part]
+            or [torch.empty(0, dtype=torch.int64)]
+        )
         aggregate(torch.sin(split * x[places].float()), w[places]).backward()
     assert split.grad is not None
     torch.testing.assert_close(split.grad.double(), theta.grad, atol=1e-6, rtol=1e-6)
@@ -67,7 +74,9 @@ def test_no_trained_tokens_is_a_zero_loss_with_a_backward(mode: str) -> None:
 
 def test_counts_of_other_ranks_can_be_given() -> None:
     half = SEQUENCE < 2
-    mine = token_weights("token-mean", MASK[half], SEQUENCE[half], 2, global_tokens=20, global_sequences=4)
+    mine = token_weights(
+        "token-mean", MASK[half], SEQUENCE[half], 2, global_tokens=20, global_sequences=4
+    )
     torch.testing.assert_close(mine, weights("token-mean")[half])
 
 

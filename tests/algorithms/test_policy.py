@@ -40,7 +40,11 @@ def test_policy_loss_token_by_token() -> None:
     pairs = list(zip(ratios, ADV.tolist(), strict=True))
     assert set(made.sums) == set(POLICY_SUMS)
     assert made.sums["tokens"] == 60
-    assert made.sums["pg_clipfrac"] == sum((a > 0 and r > 1.28) or (a < 0 and r < 0.8) for r, a in pairs) > 0
+    assert (
+        made.sums["pg_clipfrac"]
+        == sum((a > 0 and r > 1.28) or (a < 0 and r < 0.8) for r, a in pairs)
+        > 0
+    )
     assert made.sums["pg_clipfrac_lower"] == sum(a < 0 and r > 1.5 for r, a in pairs) > 0
     assert made.sums["ppo_kl"].item() == pytest.approx((OLD - NEW).sum().item(), abs=1e-4)
     assert made.sums["ratio"].item() == pytest.approx(sum(ratios), rel=1e-5)
@@ -71,7 +75,9 @@ def test_absurd_ratios_stay_finite() -> None:
 def test_gspo_takes_the_geometric_mean_of_a_sequence() -> None:
     sequence = torch.repeat_interleave(torch.tensor([4, 9, 2]), torch.tensor([10, 49, 1]))
     new = NEW.clone().requires_grad_()
-    made = policy_loss(new, OLD, ADV, clip_ratio_low=10, clip_ratio_high=10, sequence_level=True, sequence=sequence)
+    made = policy_loss(
+        new, OLD, ADV, clip_ratio_low=10, clip_ratio_high=10, sequence_level=True, sequence=sequence
+    )
     made.losses.sum().backward()
     assert new.grad is not None
     for label in (4, 9, 2):
@@ -91,7 +97,10 @@ def test_gspo_takes_the_geometric_mean_of_a_sequence() -> None:
 
 
 def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
-    parts = [policy_loss(NEW[s], OLD[s], ADV[s]).sums for s in (slice(0, 13), slice(13, 13), slice(13, 60))]
+    parts = [
+        policy_loss(NEW[s], OLD[s], ADV[s]).sums
+        for s in (slice(0, 13), slice(13, 13), slice(13, 60))
+    ]
     whole = policy_loss(NEW, OLD, ADV).sums
     for name, value in whole.items():
         assert sum(p[name].item() for p in parts) == pytest.approx(value.item(), rel=1e-9)
@@ -168,7 +177,9 @@ def test_adaptive_controller() -> None:
 def test_learning_rates() -> None:
     def rates(kind: str, warmup: int = 3, total: int = 11, low: float = 0.1) -> list[float]:
         return [
-            learning_rate(s, lr=2.0, kind=kind, warmup_steps=warmup, total_steps=total, min_lr_ratio=low)
+            learning_rate(
+                s, lr=2.0, kind=kind, warmup_steps=warmup, total_steps=total, min_lr_ratio=low
+            )
             for s in range(total + 2)
         ]
 

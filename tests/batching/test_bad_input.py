@@ -6,26 +6,42 @@ from typing import Any
 
 import pytest
 
-from trainer.batching import adaptive_clip, assign_buckets, measured_budget, plan, recommended_budget, static_plan
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.batching import (
+    adaptive_clip,
+    assign_buckets,
+    measured_budget,
+    plan,
+    recommended_budget,
+    static_plan,
+)
 
 CASES: list[tuple[dict[str, Any], str]] = [
     (
         {"lengths": [5, 900, 7], "budget": 512},
         r"sequence 1 has 900 tokens.*budget of 512 .*raise .*_max_token_len_per_gpu to 900 or more.*max_prompt",
     ),
-    ({"lengths": [5, 900, 901], "budget": [100, 899]}, r"sequence 2 has 901 tokens.*\(2 sequences are too long\)"),
+    (
+        {"lengths": [5, 900, 901], "budget": [100, 899]},
+        r"sequence 2 has 901 tokens.*\(2 sequences are too long\)",
+    ),
     ({"lengths": [5, 0, 7]}, r"sequence 1 has length 0"),
     ({"lengths": [5, 3, -7]}, r"sequence 2 has length -7"),
     ({"lengths": [5, 3.5]}, r"entry 1 is 3.5, expected a whole number"),
     ({"lengths": [[5], [3]]}, r"expected a flat list"),
     ({"lengths": ["five"]}, r"expected whole numbers"),
-    ({"budget": [512, 512, 512]}, r"ppo_max_token_len_per_gpu lists 3 budgets for 2 ranks; give one number, or 2"),
+    (
+        {"budget": [512, 512, 512]},
+        r"ppo_max_token_len_per_gpu lists 3 budgets for 2 ranks; give one number, or 2",
+    ),
     ({"budget": [512, 0]}, r"rank 1 has a budget of 0 tokens"),
     ({"budget": -1}, r"rank 0 has a budget of -1 tokens"),
     ({"ranks": 0}, r"at least 1 rank, got 0"),
     ({"sync": "sometimes"}, r"write 'micro' .* or 'step'"),
-    ({"buckets": [64, 256, 256], "bucket_by": "total"}, r"256 follows 256, but boundaries must rise; try \[64, 256\]"),
+    (
+        {"buckets": [64, 256, 256], "bucket_by": "total"},
+        r"256 follows 256, but boundaries must rise; try \[64, 256\]",
+    ),
     ({"buckets": [256, 64], "bucket_by": "total"}, r"64 follows 256.*try \[64, 256\]"),
     ({"buckets": [0, 64], "bucket_by": "total"}, r"the first boundary must be at least 1"),
     ({"buckets": [64]}, r"by prompt need prompt_lengths"),

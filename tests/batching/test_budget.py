@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.base.errors import UserError
 from trainer.batching import (
     adaptive_clip,
     after_out_of_memory,
@@ -19,7 +20,6 @@ from trainer.batching import (
     plan,
     recommended_budget,
 )
-from trainer.errors import UserError
 
 
 def test_recommended_budget_is_the_published_example() -> None:
@@ -38,7 +38,9 @@ def test_measured_budget_follows_free_memory() -> None:
 
 def test_measured_budget_mistrusts_probes_that_barely_grow() -> None:
     """Two probes within the allocator's noise must not promise an endless budget."""
-    assert measured_budget([(1000, 9_990_000), (2000, 10_000_000)], 100_000_000, longest=10) <= 40_000
+    assert (
+        measured_budget([(1000, 9_990_000), (2000, 10_000_000)], 100_000_000, longest=10) <= 40_000
+    )
 
 
 def test_adaptive_clip_is_the_published_example() -> None:
@@ -59,7 +61,9 @@ def test_bucket_speeds() -> None:
 def test_lowered_budget() -> None:
     assert lowered_budget(16384, 2000) == 12288
     assert lowered_budget(16384, 14000) == 14000
-    with pytest.raises(UserError, match=r"8000 tokens.*no budget helps.*max_response_length.*offload"):
+    with pytest.raises(
+        UserError, match=r"8000 tokens.*no budget helps.*max_response_length.*offload"
+    ):
         lowered_budget(8000, 8000)
 
 
@@ -86,7 +90,9 @@ def test_recovery_at_any_micro_batch_of_any_rank(
         prompt_lengths=prompts,
         share_prompts=share,  # type: ignore[arg-type]
     )
-    loaded = [(r, k) for r, mbs in enumerate(before.micro_batches) for k, mb in enumerate(mbs) if mb.size]
+    loaded = [
+        (r, k) for r, mbs in enumerate(before.micro_batches) for k, mb in enumerate(mbs) if mb.size
+    ]
     rank, k = data.draw(st.sampled_from(loaded))
     failed = before.micro_batches[rank][k]
     if failed.size == 1:
@@ -96,14 +102,20 @@ def test_recovery_at_any_micro_batch_of_any_rank(
     after = after_out_of_memory(before, k, [rank])
     # what ran is kept, what ran out of memory is smaller, everything is still computed exactly once
     for r in range(ranks):
-        assert [m.tolist() for m in after.micro_batches[r][:k]] == [m.tolist() for m in before.micro_batches[r][:k]]
+        assert [m.tolist() for m in after.micro_batches[r][:k]] == [
+            m.tolist() for m in before.micro_batches[r][:k]
+        ]
     assert after.tokens[rank][k] < before.tokens[rank][k]
     flat = sorted(i for mbs in after.micro_batches for mb in mbs for i in mb.tolist())
     assert flat == list(range(len(lengths)))
     if sync == "micro":
         assert len(set(after.num_micro_batches)) == 1
     else:
-        assert all(after.num_micro_batches[r] == before.num_micro_batches[r] for r in range(ranks) if r != rank)
+        assert all(
+            after.num_micro_batches[r] == before.num_micro_batches[r]
+            for r in range(ranks)
+            if r != rank
+        )
     assert after.budgets[rank] <= 1000 and max(after.tokens[rank][k:]) <= after.budgets[rank]
     assert all(after.budgets[r] == 1000 for r in range(ranks) if r != rank)
 

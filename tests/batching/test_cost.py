@@ -33,9 +33,17 @@ def test_qwen_7b_has_its_known_size() -> None:
 def test_mixture_of_experts_counts_visited_experts_only() -> None:
     """Qwen3-30B-A3B: 30.5 billion weights, 3.3 billion of them active."""
     shape = ModelShape(
-        hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, ffn=6144, vocab=151936,
-        experts=128, experts_per_token=8, moe_ffn=768,
-    )  # fmt: skip
+        hidden=2048,
+        layers=48,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        ffn=6144,
+        vocab=151936,
+        experts=128,
+        experts_per_token=8,
+        moe_ffn=768,
+    )
     assert shape.params == pytest.approx(30.5e9, rel=0.01)
     assert shape.active_params == pytest.approx(3.3e9 - 2048 * 151936, rel=0.1)
 
@@ -54,7 +62,11 @@ def test_calibration_finds_the_law_through_noise_and_stalls() -> None:
         tokens = int(rng.integers(500, 16000))
         squares = float(tokens * rng.integers(200, tokens))
         seconds = law.linear * tokens + law.quadratic * squares + law.overhead
-        calibrator.add(tokens, squares, seconds * (1 + 0.02 * rng.standard_normal()) * (4 if rng.random() < 0.1 else 1))
+        calibrator.add(
+            tokens,
+            squares,
+            seconds * (1 + 0.02 * rng.standard_normal()) * (4 if rng.random() < 0.1 else 1),
+        )
     calibrator.add(0, 0, 0.5)  # a filler says nothing
     assert len(calibrator) == 400
     found = calibrator.fit()
@@ -70,7 +82,9 @@ def test_calibration_finds_the_law_through_noise_and_stalls() -> None:
 def test_calibration_never_turns_negative_and_waits_for_data() -> None:
     assert calibrate([100, 100], [1, 1], [1, 1]) is None
     assert calibrate([100, 100, 100], [1, 1, 1], [1, 1, 1]) is None
-    found = calibrate([100, 200, 300, 400], [1e4, 4e4, 9e4, 16e4], [2.0, 3.0, 3.5, 3.8])  # falling slope
+    found = calibrate(
+        [100, 200, 300, 400], [1e4, 4e4, 9e4, 16e4], [2.0, 3.0, 3.5, 3.8]
+    )  # falling slope
     assert found is not None
     assert min(found.cost.linear, found.cost.quadratic, found.cost.overhead) >= 0
 
@@ -83,8 +97,12 @@ def test_calibration_claims_only_what_the_sizes_can_tell() -> None:
     assert alike.cost.quadratic == 0
     assert alike.cost.overhead == 0
     assert alike.cost.linear == pytest.approx(5e-5, rel=0.02)
-    tokens = rng.integers(20, 2000, 400)  # sequences of one length: their squares grow with their number
-    one_length = calibrate(tokens, 30.0 * tokens, (1e-4 * tokens + 0.02) * rng.normal(1.0, 0.05, 400))
+    tokens = rng.integers(
+        20, 2000, 400
+    )  # sequences of one length: their squares grow with their number
+    one_length = calibrate(
+        tokens, 30.0 * tokens, (1e-4 * tokens + 0.02) * rng.normal(1.0, 0.05, 400)
+    )
     assert one_length is not None
     assert one_length.cost.quadratic == 0
     assert one_length.cost.overhead == pytest.approx(0.02, rel=0.1)

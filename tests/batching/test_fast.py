@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.batching import CostModel, Plan, balance_ranks, fast, packing, plan, refine, search, warm_up
+from trainer.batching import (
+    CostModel,
+    Plan,
+    balance_ranks,
+    fast,
+    packing,
+    plan,
+    refine,
+    search,
+    warm_up,
+)
 from trainer.batching.search import improve
 
 
@@ -23,7 +33,11 @@ def _case(seed: int) -> dict[str, Any]:
     groups = np.sort(rng.integers(0, max(1, count // 5), count))
     prompts = rng.integers(0, 300, int(groups.max()) + 1)[groups]
     kind = int(rng.integers(3))
-    responses = [rng.lognormal(5, 1, count).astype(int) + 1, rng.integers(1, 500, count), np.full(count, 77)][kind]
+    responses = [
+        rng.lognormal(5, 1, count).astype(int) + 1,
+        rng.integers(1, 500, count),
+        np.full(count, 77),
+    ][kind]
     lengths = prompts + responses
     budgets = (lengths.max() * rng.uniform(1.0, rng.choice([1.0, 1.1, 4.0]), ranks)).astype(int)
     return {
@@ -31,7 +45,9 @@ def _case(seed: int) -> dict[str, Any]:
         "budget": budgets if rng.random() < 0.4 else int(budgets.max()),
         "ranks": ranks,
         "sync": str(rng.choice(["micro", "step"])),
-        "cost": CostModel(1.0, float(rng.choice([0.0, 1e-4, 1e-2])), float(rng.choice([0.0, 50.0]))),
+        "cost": CostModel(
+            1.0, float(rng.choice([0.0, 1e-4, 1e-2])), float(rng.choice([0.0, 50.0]))
+        ),
         "groups": groups,
         "prompt_lengths": prompts,
         "buckets": [100, 400] if rng.random() < 0.2 else None,
@@ -49,7 +65,11 @@ def _plain(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> Any:
 
 def _same(a: Plan, b: Plan) -> bool:
     lists = [[mb.tolist() for rank in p.micro_batches for mb in rank] for p in (a, b)]
-    return lists[0] == lists[1] and (a.tokens, a.costs, a.critical_path) == (b.tokens, b.costs, b.critical_path)
+    return lists[0] == lists[1] and (a.tokens, a.costs, a.critical_path) == (
+        b.tokens,
+        b.costs,
+        b.critical_path,
+    )
 
 
 @pytest.mark.timeout(180)
@@ -58,7 +78,9 @@ def test_plans_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fast, "FROM", 1)
     for seed in range(120):
         case = _case(seed)
-        assert _same(plan(**case), _plain(monkeypatch, lambda case=case: plan(**case))), f"seed {seed}"
+        assert _same(plan(**case), _plain(monkeypatch, lambda case=case: plan(**case))), (
+            f"seed {seed}"
+        )
 
 
 def test_balanced_ranks_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +88,16 @@ def test_balanced_ranks_are_those_of_plain_python(monkeypatch: pytest.MonkeyPatc
     for seed in range(20):
         costs = np.random.default_rng(seed).lognormal(6, 1, 10 + 9 * seed)
         parts = [p.tolist() for p in balance_ranks(costs, 2 + seed % 5)]
-        plain = _plain(monkeypatch, lambda costs=costs, seed=seed: balance_ranks(costs, 2 + seed % 5))
+        plain = _plain(
+            monkeypatch, lambda costs=costs, seed=seed: balance_ranks(costs, 2 + seed % 5)
+        )
         assert parts == [p.tolist() for p in plain]
 
 
 def test_a_bin_takes_more_units_than_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two ranks with equally many units one has all the load; half of it moves, and arrays grow."""
+    """Of two ranks with equally many units one has all the load; half of it moves, and arrays
+    grow.
+    """
     monkeypatch.setattr(fast, "FROM", 1)
     cost = np.append(np.ones(40), np.full(40, 1e-3))
     zero, budgets = np.zeros(80, np.int64), np.ones(2, np.int64)
@@ -113,7 +139,8 @@ def test_warming_up_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -
 
 def test_numba_is_left_alone_until_a_plan_is_large() -> None:
     code = (
-        "import sys; from trainer.batching import plan, warm_up; warm_up(63); plan(range(1, 64), 99, 2); "
+        "import sys; from trainer.batching import plan, warm_up; warm_up(63); plan(range(1, 64), "
+        "99, 2); "
         "assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -139,7 +166,10 @@ def test_what_was_compiled_of_other_sources_is_forgotten(tmp_path: Path) -> None
     """Also when only a loop has changed that is part of others."""
     jit = fast.load("jit")
     assert jit is not None
-    kept, other = tmp_path / "packing.fill_rows-1.py311.nbi", tmp_path / "somebody.fill_rows-1.py311.nbi"
+    kept, other = (
+        tmp_path / "packing.fill_rows-1.py311.nbi",
+        tmp_path / "somebody.fill_rows-1.py311.nbi",
+    )
     keep_current = jit.keep_current.__wrapped__
     for mark, left in ((None, False), ("of other sources", False), ("of these", True)):
         kept.touch()
@@ -151,8 +181,12 @@ def test_what_was_compiled_of_other_sources_is_forgotten(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == [kept.name, "plimsoll-sources", other.name]
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("numba"), RuntimeError("no locator available")])
-def test_without_numba_or_a_cache_folder_plain_python_plans(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("numba"), RuntimeError("no locator available")]
+)
+def test_without_numba_or_a_cache_folder_plain_python_plans(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(name: str) -> None:
         raise error
 

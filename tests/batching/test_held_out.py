@@ -1,4 +1,6 @@
-"""Cargo that the planner's constants were never tuned on: caps hold, plans stay near the bound, work stays counted."""
+"""Cargo that the planner's constants were never tuned on: caps hold, plans stay near the bound,
+work stays counted.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ COST = CostModel(1.0, 4e-5)
 
 SHAPES: dict[str, Callable[[Rng, int], Ints]] = {
     "lognormal": lambda rng, n: np.minimum(32768, rng.lognormal(6, 1, n)).astype(np.int64) + 1,
-    "bimodal": lambda rng, n: np.where(rng.random(n) < 0.2, rng.integers(3000, 6000, n), rng.integers(50, 400, n)),
+    "bimodal": lambda rng, n: np.where(
+        rng.random(n) < 0.2, rng.integers(3000, 6000, n), rng.integers(50, 400, n)
+    ),
     "uniform": lambda rng, n: rng.integers(200, 4000, n),
     "all equal": lambda rng, n: np.full(n, 777),
     "one giant": lambda rng, n: np.append(rng.integers(50, 400, n - 1), 20000),
@@ -44,14 +48,17 @@ def holds(made: Plan, lengths: Ints, cap: int) -> None:
     st.sampled_from([1.0, 1.3, 2.0, 6.0]),
     st.integers(0, 10**6),
 )
-def test_other_distributions_stay_near_the_bound(shape: str, count: int, ranks: int, stretch: float, seed: int) -> None:
+def test_other_distributions_stay_near_the_bound(
+    shape: str, count: int, ranks: int, stretch: float, seed: int
+) -> None:
     lengths = SHAPES[shape](np.random.default_rng(seed), count)
     cap = int(lengths.max() * stretch)
     for sync in ("micro", "step"):
         made = plan(lengths, cap, ranks, sync, cost=COST)  # type: ignore[arg-type]
         holds(made, lengths, cap)
         per_rank = count / ranks
-        # A bound knows nothing of lengths that don't add up: few sequences per rank leave more of a gap.
+        # A bound knows nothing of lengths that don't add up: few sequences per rank leave more of a
+        # gap.
         assert made.gap < (0.02 if sync == "step" else 0.06) + 2.0 / per_rank**2
 
 
@@ -77,8 +84,12 @@ def test_other_slices_of_the_traces_stay_near_the_bound(trace: str) -> None:
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 @pytest.mark.parametrize(("count", "ranks"), [(256, 8), (256, 64), (2048, 8)])
-def test_work_is_bounded_by_counts(shape: str, count: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time can't be asserted on a busy machine; what it is spent on can: units looked at, and searches made."""
+def test_work_is_bounded_by_counts(
+    shape: str, count: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time can't be asserted on a busy machine; what it is spent on can: units looked at, and
+    searches made.
+    """
     looked = searches = 0
     search = Refiner._search
 
@@ -97,6 +108,7 @@ def test_work_is_bounded_by_counts(shape: str, count: int, ranks: int, monkeypat
         for sync in ("micro", "step"):
             looked = searches = 0
             plan(lengths, int(lengths.max() * stretch), ranks, sync, cost=COST)  # type: ignore[arg-type]
-            # the last search of a round is begun with work left and may ask every partner of one bin
+            # the last search of a round is begun with work left and may ask every partner of one
+            # bin
             assert looked <= budget + ROUNDS * 2 * ranks * (count // ranks + 4)
             assert searches <= looked

@@ -34,7 +34,9 @@ def voyages(draw: st.DrawFn) -> dict:
         "budget": budgets if draw(st.booleans()) else max(budgets),
         "ranks": ranks,
         "sync": draw(st.sampled_from(["micro", "step"])),
-        "cost": CostModel(1.0, draw(st.sampled_from([0.0, 1e-3, 0.5])), draw(st.sampled_from([0.0, 5.0]))),
+        "cost": CostModel(
+            1.0, draw(st.sampled_from([0.0, 1e-3, 0.5])), draw(st.sampled_from([0.0, 5.0]))
+        ),
         "groups": group_of,
         "prompt_lengths": prompts,
         "buckets": buckets,
@@ -55,7 +57,12 @@ def held(case: dict, micro_batch: np.ndarray) -> int:
 
 def weight(case: dict, micro_batch: np.ndarray) -> float:
     """Cost of a micro-batch, counted the slow way."""
-    cost, lengths, prompts, groups = case["cost"], case["lengths"], case["prompt_lengths"], case["groups"]
+    cost, lengths, prompts, groups = (
+        case["cost"],
+        case["lengths"],
+        case["prompt_lengths"],
+        case["groups"],
+    )
 
     def one(n: int) -> float:
         return cost.linear * n + cost.quadratic * n * n
@@ -148,7 +155,12 @@ def test_heavy_micro_batches_come_first(case: dict) -> None:
 def test_groups_stay_together_where_they_fit(case: dict) -> None:
     made = run({**case, "keep_groups": True, "buckets": None})
     small = int(made.budgets.min())
-    where = {i: (r, k) for r, rank in enumerate(made.micro_batches) for k, mb in enumerate(rank) for i in mb.tolist()}
+    where = {
+        i: (r, k)
+        for r, rank in enumerate(made.micro_batches)
+        for k, mb in enumerate(rank)
+        for i in mb.tolist()
+    }
     order = sorted(range(len(case["lengths"])), key=lambda i: case["groups"][i])
     for _, members in groupby(order, key=lambda i: case["groups"][i]):
         group = np.array(list(members))

@@ -13,7 +13,9 @@ from trainer.batching.packing import best_fit, deal, multifit
 
 
 def test_cargo_that_fits_exactly_is_loaded_to_the_line() -> None:
-    """Three lengths that fill each micro-batch to the last token: nothing is left empty, nothing waits."""
+    """Three lengths that fill each micro-batch to the last token: nothing is left empty, nothing
+    waits.
+    """
     made = plan([600, 300, 100] * 16, 1000, 4)
     assert made.num_micro_batches == [4] * 4
     assert made.metrics()["batch/fill_ratio"] == 1.0
@@ -48,7 +50,9 @@ def test_a_fixed_cost_per_micro_batch_keeps_their_number_down() -> None:
     rng = np.random.default_rng(2)
     lengths = rng.integers(1000, 7000, 64)
     dear = plan(lengths, 8000, 4, cost=CostModel(1.0, 1e-4, overhead=1e6))
-    assert max(dear.num_micro_batches) <= max(plan(lengths, 8000, 4, cost=CostModel(1.0, 1e-4)).num_micro_batches)
+    assert max(dear.num_micro_batches) <= max(
+        plan(lengths, 8000, 4, cost=CostModel(1.0, 1e-4)).num_micro_batches
+    )
 
 
 def test_sharing_prompts_saves_them_and_keeps_balance() -> None:
@@ -67,7 +71,15 @@ def test_sharing_prompts_saves_them_and_keeps_balance() -> None:
 def test_bound_on_the_path_counts_prompts_that_rows_carry() -> None:
     """One row holds everything, prompts too: nothing of them has to wait for another one."""
     prompts, groups, cost = [90, 40, 40, 40], [0, 1, 1, 1], CostModel(1.0, 1e-3)
-    made = plan([116, 96, 42, 44], 162, 2, groups=groups, prompt_lengths=prompts, share_prompts=True, cost=cost)
+    made = plan(
+        [116, 96, 42, 44],
+        162,
+        2,
+        groups=groups,
+        prompt_lengths=prompts,
+        share_prompts=True,
+        cost=cost,
+    )
     assert made.num_micro_batches == [1, 1]
     assert 0.9 < made.critical_path_bound / made.critical_path <= 1.0
 
@@ -86,7 +98,9 @@ def test_bound_on_bins_sees_what_cannot_stand_together() -> None:
 
 
 def test_tight_cargo_is_packed_evenly() -> None:
-    """Best-fit leaves the last micro-batches nearly empty; multifit shortens the path that follows from it."""
+    """Best-fit leaves the last micro-batches nearly empty; multifit shortens the path that follows
+    from it.
+    """
     lengths = np.random.default_rng(6).integers(150, 600, 256)
     budgets, rows = np.full(8, 600), 23
     caps = np.tile(budgets, rows)
@@ -100,7 +114,9 @@ def test_tight_cargo_is_packed_evenly() -> None:
     plain = best_fit(lengths, caps)
     assert plain is not None
     loads = np.bincount(plain, lengths, minlength=caps.size).astype(np.float64)
-    assert path(multifit(lengths.astype(np.float64), lengths, budgets, rows)) < path(deal(loads, budgets)[plain])
+    assert path(multifit(lengths.astype(np.float64), lengths, budgets, rows)) < path(
+        deal(loads, budgets)[plain]
+    )
     assert multifit(lengths.astype(np.float64), lengths, budgets, 15) is None
 
 

@@ -14,9 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 
 
-def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """``python -m benchmarks.NAME --quick`` in a process of its own: what it wrote. Its exit code is held to its
-    checks, and all but the clocked ones must hold: those are the bars of a machine that has nothing else to do.
+def run_quick(
+    name: str, folder: Path, *more: str, env: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """``python -m benchmarks.NAME --quick`` in a process of its own: what it wrote. Its exit code
+    is held to its checks, and all but the clocked ones must hold: those are the bars of a machine
+    that has nothing else to do.
     """
     out = folder / f"{name}.json"
     done = subprocess.run(
@@ -37,9 +40,11 @@ def run_quick(name: str, folder: Path, *more: str, env: dict[str, str] | None = 
     return report
 
 
-def run_until(name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], **how: Any) -> dict[str, Any]:
-    """The first of at most three reports for which ``holds``: what a clock says may be another program's doing once,
-    and is ours when it comes each time.
+def run_until(
+    name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], **how: Any
+) -> dict[str, Any]:
+    """The first of at most three reports for which ``holds``: what a clock says may be another
+    program's doing once, and is ours when it comes each time.
     """
     for _ in range(TRIES):
         report = run_quick(name, folder, **how)
@@ -51,4 +56,7 @@ def run_until(name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], 
 def not_absurd(report: dict[str, Any], slack: float = 2.0) -> bool:
     """Clocked checks may miss their bars by a factor of ``slack``."""
     clocked = [check for check in report["checks"].values() if check["clocked"]]
-    return all(c["value"] <= c["bar"] * slack if c["at_most"] else c["value"] >= c["bar"] / slack for c in clocked)
+    return all(
+        c["value"] <= c["bar"] * slack if c["at_most"] else c["value"] >= c["bar"] / slack
+        for c in clocked
+    )

@@ -1,4 +1,6 @@
-"""The short form of ``benchmarks.checkpoint``: every way saves, ours reads back whole; times are another machine's."""
+"""The short form of ``benchmarks.checkpoint``: every way saves, ours reads back whole; times are
+another machine's.
+"""
 
 from __future__ import annotations
 

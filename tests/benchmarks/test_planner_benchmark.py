@@ -1,4 +1,6 @@
-"""The planner benchmark runs from the command line and holds its efficiency bars, which are the same everywhere."""
+"""The planner benchmark runs from the command line and holds its efficiency bars, which are the
+same everywhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The short form of ``benchmarks.rollout``: all ways answer the same prompts, and the hf engine is not the slowest."""
+"""The short form of ``benchmarks.rollout``: all ways answer the same prompts, and the hf engine is
+not the slowest.
+"""
 
 from __future__ import annotations
 

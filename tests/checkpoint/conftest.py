@@ -19,7 +19,11 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def memory() -> Iterator[Path]:
-    """A folder in memory: what a kill leaves behind doesn't depend on the disk, which would cost minutes of fsync."""
-    folder = Path(tempfile.mkdtemp(prefix="plimsoll-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    """A folder in memory: what a kill leaves behind doesn't depend on the disk, which would cost
+    minutes of fsync.
+    """
+    folder = Path(
+        tempfile.mkdtemp(prefix="plimsoll-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    )
     yield folder
     shutil.rmtree(folder)

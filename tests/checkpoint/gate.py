@@ -1,4 +1,6 @@
-"""A disk that the test opens. By itself in a module without torch: the writer process imports it."""
+"""A disk that the test opens. By itself in a module without torch: the writer process imports
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from trainer.checkpoint.disk import Bytes, Disk
+from trainer.checkpoint.store.disk import Bytes, Disk
 
 GATE = "PLIMSOLL_GATE"
 

@@ -1,7 +1,9 @@
-"""What a power cut may leave on a POSIX file system: contents and names become durable by fsync alone; what is not yet
-durable may have happened or not, each file and each name by itself, in any combination.
+"""What a power cut may leave on a POSIX file system: contents and names become durable by fsync
+alone; what is not yet durable may have happened or not, each file and each name by itself, in any
+combination.
 
-Names are entries of folders (name -> inode); a rename within a folder is one change, so it happens whole or not at all.
+Names are entries of folders (name -> inode); a rename within a folder is one change, so it happens
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from tests.checkpoint.shims import Op
 
 FILE_STATES = ("none", "half", "all")
 EXHAUSTIVE = 10
-"""Up to so many undecided things all combinations are tried; beyond that the extremes and a random part."""
+"""Up to so many undecided things all combinations are tried; beyond that the extremes and a random
+part.
+"""
 
 
 @dataclass
@@ -59,7 +63,9 @@ class Machine:
         elif op.kind == "unlink":
             self._change(op.path.parent, (op.path.name, None))
         elif op.kind == "rename":
-            assert op.other is not None and op.other.parent == op.path.parent, "only within a folder"
+            assert op.other is not None and op.other.parent == op.path.parent, (
+                "only within a folder"
+            )
             node = self._find(op.path)
             self._change(op.path.parent, (op.path.name, None), (op.other.name, node))
 
@@ -76,7 +82,9 @@ class Machine:
             self._lay(self.top, "", happened, contents, tree)
             yield tree
 
-    def _lay(self, node: Inode, at: str, happened: dict, contents: dict, tree: dict[str, bytes | None]) -> None:  # type: ignore[type-arg]
+    def _lay(
+        self, node: Inode, at: str, happened: dict, contents: dict, tree: dict[str, bytes | None]
+    ) -> None:  # type: ignore[type-arg]
         entries = dict(node.saved)
         for number, change in enumerate(node.pending):
             if happened.get((node, number)):
@@ -90,8 +98,10 @@ class Machine:
             else:
                 state = contents.get(child, "all")
                 tree[path] = {
-                    "none": child.durable, "half": child.data[: len(child.data) // 2], "all": child.data,
-                }[state]  # fmt: skip
+                    "none": child.durable,
+                    "half": child.data[: len(child.data) // 2],
+                    "all": child.data,
+                }[state]
 
     def _reachable(self) -> Iterator[Inode]:
         seen: set[int] = set()
@@ -104,7 +114,9 @@ class Machine:
             yield node
             if node.folder:
                 stack += node.saved.values()
-                stack += [target for change in node.pending for _, target in change if target is not None]
+                stack += [
+                    target for change in node.pending for _, target in change if target is not None
+                ]
 
     def _find(self, path: Path) -> Inode:
         node = self.top
@@ -122,7 +134,9 @@ class Machine:
         node.pending.append(change)
 
 
-def _choices(axes: list[Sequence[object]], chance: random.Random, limit: int) -> Iterator[tuple[object, ...]]:
+def _choices(
+    axes: list[Sequence[object]], chance: random.Random, limit: int
+) -> Iterator[tuple[object, ...]]:
     total = 1
     for axis in axes:
         total *= len(axis)

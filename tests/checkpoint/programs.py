@@ -19,10 +19,10 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from tests.checkpoint.gate import GATE
 from tests.checkpoint.tiny import full_state, join, make_engine, train_step
-from trainer.checkpoint import commit
-from trainer.checkpoint import manifest as manifests
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.store import commit
+from trainer.checkpoint.store import manifest as manifests
 
 LIMIT_S = 200.0
 """Longest wait in a save: no busy machine's."""
@@ -36,7 +36,9 @@ def digest(state: dict[str, torch.Tensor]) -> str:
     return whole.hexdigest()
 
 
-def checkpointer(world: Any, engine: Any, run: Path, attempt: int = 1, **settings: Any) -> Checkpointer:
+def checkpointer(
+    world: Any, engine: Any, run: Path, attempt: int = 1, **settings: Any
+) -> Checkpointer:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     chosen = CheckpointSettings(timeout_s=LIMIT_S, **settings)
     return Checkpointer(
@@ -53,8 +55,9 @@ def checkpointer(world: Any, engine: Any, run: Path, attempt: int = 1, **setting
 
 
 def endless(rank: int, size: int, run: str, store: str, attempt: int) -> None:
-    """Train and save each step until killed. The output says what was restored and what was committed; a restored state
-    must have the digest that the state had when it was saved."""
+    """Train and save each step until killed. The output says what was restored and what was
+    committed; a restored state must have the digest that the state had when it was saved.
+    """
     began = time.perf_counter()
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1, seed=attempt)
@@ -80,7 +83,9 @@ def endless(rank: int, size: int, run: str, store: str, attempt: int) -> None:
 
 
 def elastic(rank: int, size: int, run: str, store: str, legs: list[dict[str, Any]]) -> None:
-    """Per leg: an engine of another start, restored, compared with the state that was saved, trained on, saved."""
+    """Per leg: an engine of another start, restored, compared with the state that was saved,
+    trained on, saved.
+    """
     world = join(rank, size, Path(store))
     for leg in legs:
         folder = Path(run) / leg["run"]
@@ -94,9 +99,13 @@ def elastic(rank: int, size: int, run: str, store: str, legs: list[dict[str, Any
         assert step == leg["expect"], f"{leg}: restored {step}"
         if restored is not None:
             have, want = full_state(engine), torch.load(folder / f"state_{step}.pt")
-            assert [s["rank"] for s in restored.rank_states] == list(range(restored.manifest.world_size))
+            assert [s["rank"] for s in restored.rank_states] == list(
+                range(restored.manifest.world_size)
+            )
             for name, tensor in want.items():
-                weight = name.endswith("/fp32") and name not in have  # stage 0 steps the weights themselves
+                weight = (
+                    name.endswith("/fp32") and name not in have
+                )  # stage 0 steps the weights themselves
                 found = have[name.replace("/fp32", "/weight") if weight else name]
                 assert torch.equal(found, tensor.to(found.dtype)), f"{leg}: {name}"
         for now in (step + 1, step + 2):
@@ -112,8 +121,8 @@ def elastic(rank: int, size: int, run: str, store: str, legs: list[dict[str, Any
 
 
 def faults(rank: int, size: int, run: str, store: str, faults: list[str]) -> None:
-    """Training goes on through each fault of the disk or the writer; the checkpoint before stays whole; when the fault
-    is over the next save is as good as any.
+    """Training goes on through each fault of the disk or the writer; the checkpoint before stays
+    whole; when the fault is over the next save is as good as any.
     """
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1)
@@ -133,7 +142,10 @@ def faults(rank: int, size: int, run: str, store: str, faults: list[str]) -> Non
         assert keeper.wait(150)
         keeper._committer._settings = patient
         numbers = keeper.metrics()
-        assert numbers["ckpt/failures"] == number and numbers["ckpt/last_committed_step"] == step, (fault, numbers)
+        assert numbers["ckpt/failures"] == number and numbers["ckpt/last_committed_step"] == step, (
+            fault,
+            numbers,
+        )
         dist.barrier()
         newest = commit.newest_whole(root)
         assert newest is not None and newest[1].step >= step, fault
@@ -143,13 +155,18 @@ def faults(rank: int, size: int, run: str, store: str, faults: list[str]) -> Non
         step += 2
         dist.barrier()
         # Of a failed save nothing is left but, if it failed after the rename, a whole checkpoint.
-        rest = {p.name for p in root.iterdir()} - {"latest", *(f"step_{s}" for s in (step, step - 1, step - 2))}
+        rest = {p.name for p in root.iterdir()} - {
+            "latest",
+            *(f"step_{s}" for s in (step, step - 1, step - 2)),
+        }
         assert not rest, (fault, rest)
     keeper.close()
 
 
 def slow(rank: int, size: int, run: str, store: str) -> None:
-    """A disk that takes longer than 20 steps: training doesn't wait, saves are put off and counted."""
+    """A disk that takes longer than 20 steps: training doesn't wait, saves are put off and
+    counted.
+    """
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1)
     keeper = checkpointer(world, engine, Path(run), disk="tests.checkpoint.gate:GateDisk")
@@ -161,18 +178,25 @@ def slow(rank: int, size: int, run: str, store: str) -> None:
         keeper.before_step()
         assert keeper.metrics()["ckpt/in_flight"] == min(step, 2)
     numbers = keeper.metrics()
-    assert begun == [1, 2] and numbers["ckpt/skipped"] == 18 and numbers["ckpt/last_committed_step"] == -1, numbers
+    assert (
+        begun == [1, 2]
+        and numbers["ckpt/skipped"] == 18
+        and numbers["ckpt/last_committed_step"] == -1
+    ), numbers
     _only_main(rank, lambda: Path(os.environ[GATE]).write_text("open"))
     assert keeper.wait(150)
     numbers = keeper.metrics()
-    assert numbers["ckpt/failures"] == numbers["ckpt/in_flight"] == 0 and numbers["ckpt/last_committed_step"] == 2
+    assert (
+        numbers["ckpt/failures"] == numbers["ckpt/in_flight"] == 0
+        and numbers["ckpt/last_committed_step"] == 2
+    )
     assert keeper.save(21, {}, {}, blocking=True)
     keeper.close()
 
 
 def damaged(rank: int, size: int, run: str, store: str) -> None:
-    """A flipped bit, a missing end, a missing file, in each file of the newest checkpoint: every rank gets the one
-    before it, whole. Without damage, and with a manifest of format 1, the newest.
+    """A flipped bit, a missing end, a missing file, in each file of the newest checkpoint: every
+    rank gets the one before it, whole. Without damage, and with a manifest of format 1, the newest.
     """
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1)
@@ -186,7 +210,9 @@ def damaged(rank: int, size: int, run: str, store: str) -> None:
 
     def restored(step: int) -> None:
         found = keeper.restore()
-        assert found is not None and found.step == step and digest(full_state(engine)) == digests[step]
+        assert (
+            found is not None and found.step == step and digest(full_state(engine)) == digests[step]
+        )
         assert commit.named(root) == f"step_{step}"
         dist.barrier()
 
@@ -194,7 +220,9 @@ def damaged(rank: int, size: int, run: str, store: str) -> None:
         (root / "step_2.corrupt").rename(root / "step_2")
         (root / "step_2" / name).write_bytes(data)
 
-    files = sorted(str(p.relative_to(root / "step_2")) for p in (root / "step_2").rglob("*") if p.is_file())
+    files = sorted(
+        str(p.relative_to(root / "step_2")) for p in (root / "step_2").rglob("*") if p.is_file()
+    )
     assert len(files) == 12, files
     for name in files:
         path = root / "step_2" / name
@@ -202,7 +230,11 @@ def damaged(rank: int, size: int, run: str, store: str) -> None:
         dist.barrier()
         flipped = bytearray(data)
         flipped[len(data) // 3] ^= 16
-        for harm in (lambda p, b=flipped: p.write_bytes(b), lambda p, b=data: p.write_bytes(b[:-1]), Path.unlink):
+        for harm in (
+            lambda p, b=flipped: p.write_bytes(b),
+            lambda p, b=data: p.write_bytes(b[:-1]),
+            Path.unlink,
+        ):
             _only_main(rank, lambda h=harm, p=path: h(p))
             restored(1)
             _only_main(rank, lambda n=name, b=data: mend(n, b))
@@ -213,7 +245,9 @@ def damaged(rank: int, size: int, run: str, store: str) -> None:
 
 
 def late(rank: int, size: int, run: str, store: str, view: str) -> None:
-    """Rank 1 sees the folder through a file system whose names lag behind: it waits, and nothing is called damaged."""
+    """Rank 1 sees the folder through a file system whose names lag behind: it waits, and nothing is
+    called damaged.
+    """
     world = join(rank, size, Path(store))
     engine = make_engine(world, stage=1)
     keeper = checkpointer(world, engine, Path(run))
@@ -240,7 +274,10 @@ def as_format_1(folder: Path) -> None:
     made = manifests.read(folder)
     body = json.loads(made.encode())
     del body["digest"], body["chunk_bytes"]
-    files = {name: [size, xxh3_128_hexdigest((folder / name).read_bytes())] for name, (size, _) in made.files.items()}
+    files = {
+        name: [size, xxh3_128_hexdigest((folder / name).read_bytes())]
+        for name, (size, _) in made.files.items()
+    }
     body |= {"format": 1, "files": files}
     body["digest"] = xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode())
     (folder / manifests.NAME).write_text(json.dumps(body))

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.store.disk import Disk
 
 
 class CrashDisk(Disk):
-    """Every operation is an instant at which the process may end: before it, and halfway through a long one.
+    """Every operation is an instant at which the process may end: before it, and halfway through a
+    long one.
 
-    ``PLIMSOLL_CRASH`` = rank,n: SIGKILL for all processes of the group at the n-th instant of that rank; the instants
-    are named on the standard output as they are reached.
+    ``PLIMSOLL_CRASH`` = rank,n: SIGKILL for all processes of the group at the n-th instant of that
+    rank; the instants are named on the standard output as they are reached.
     """
 
     reached = 0
@@ -41,14 +42,18 @@ class CrashDisk(Disk):
         CrashDisk.reached += 1
 
     def makedirs(self, path: Path) -> None:
-        if os.environ["WORLD_SIZE"] == "1" and not path.exists():  # of several ranks any may be the first
+        if (
+            os.environ["WORLD_SIZE"] == "1" and not path.exists()
+        ):  # of several ranks any may be the first
             self.instant(f"mkdir {_inside(path)}")
         super().makedirs(path)
 
     def write(self, path: Path, data: memoryview) -> list[str]:
         self.instant(f"write {_inside(path)}")
         half = data[: len(data) // 2]
-        self.instant(f"write half of {_inside(path)}", lambda: super(CrashDisk, self).write(path, half))
+        self.instant(
+            f"write half of {_inside(path)}", lambda: super(CrashDisk, self).write(path, half)
+        )
         return super().write(path, data)
 
     def fsync(self, path: Path) -> None:
@@ -75,8 +80,8 @@ class CrashDisk(Disk):
 
 
 class CrashStore:
-    """A file system of fsspec with such instants. Halves of a file there are only where it is a plain folder: an object
-    appears whole or not at all.
+    """A file system of fsspec with such instants. Halves of a file there are only where it is a
+    plain folder: an object appears whole or not at all.
     """
 
     def __init__(self, inner: Any, disk: CrashDisk) -> None:
@@ -101,7 +106,9 @@ class CrashStore:
         name = _inside(Path(path))
         self._disk.instant(f"remove from the mirror {name}")
         if self._plain:
-            self._disk.instant(f"remove from the mirror half of {name}", lambda: _remove_half(Path(path)))
+            self._disk.instant(
+                f"remove from the mirror half of {name}", lambda: _remove_half(Path(path))
+            )
         self._inner.rm(path, recursive=recursive)
 
     def __getattr__(self, name: str) -> Any:
@@ -137,8 +144,9 @@ def _remove_half(folder: Path) -> None:
 class FaultyDisk(Disk):
     """``PLIMSOLL_FAULT`` names a file: while it exists, its text says what goes wrong.
 
-    ``ENOSPC write``: that error from each operation of that name, a write after half of it; ``ENOENT rename done``: the
-    error though it was done; ``die``: a write ends the process; ``hang``: it never returns.
+    ``ENOSPC write``: that error from each operation of that name, a write after half of it;
+    ``ENOENT rename done``: the error though it was done; ``die``: a write ends the process;
+    ``hang``: it never returns.
     """
 
     def makedirs(self, path: Path) -> None:
@@ -198,7 +206,9 @@ class Op:
 
 
 class TraceDisk(Disk):
-    """Does everything and keeps a trace. ``without``: the n-th fsync (of files and folders) is left out."""
+    """Does everything and keeps a trace. ``without``: the n-th fsync (of files and folders) is left
+    out.
+    """
 
     def __init__(self, without: int | None = None) -> None:
         self.trace: list[Op] = []

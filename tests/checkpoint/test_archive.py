@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.checkpoint.archive import ALIGNMENT, lay_out
+from trainer.checkpoint.snapshot.torch_file import ALIGNMENT, lay_out
 
 
 def file_of(state: Any) -> bytes:
@@ -22,7 +22,9 @@ def file_of(state: Any) -> bytes:
     for leaf in archive.leaves:
         assert leaf.offset % ALIGNMENT == 0
         flat = leaf.tensor.contiguous().view(-1)
-        data[leaf.offset : leaf.offset + leaf.nbytes] = flat.view(torch.uint8).numpy().tobytes() if leaf.nbytes else b""
+        data[leaf.offset : leaf.offset + leaf.nbytes] = (
+            flat.view(torch.uint8).numpy().tobytes() if leaf.nbytes else b""
+        )
     return bytes(data)
 
 
@@ -49,7 +51,12 @@ def test_what_deepspeed_saves_is_read_without_running_code() -> None:
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
-    state = {"module": module.state_dict(), "optimizer": optimizer.state_dict(), "lr": None, "flags": [True, False]}
+    state = {
+        "module": module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "lr": None,
+        "flags": [True, False],
+    }
     loaded = torch.load(io.BytesIO(file_of(state)), weights_only=True)
     assert same(loaded, by_torch(state, weights_only=True))
     assert loaded["module"]._metadata == module.state_dict()._metadata
@@ -59,11 +66,24 @@ def test_every_kind_of_object() -> None:
     state = {
         "numbers": [0, -1, 255, 2**31 - 1, 2**31, -(2**31) - 1, 10**30, 0.1, float("inf")],
         "words": ("", "ö", "a" * 300, b"bytes"),
-        3: {"size": torch.Size([2, 3]), "dtype": torch.int8, "set": {1, 2}, "path": Path("x"), "nested": ((), [], {})},
+        3: {
+            "size": torch.Size([2, 3]),
+            "dtype": torch.int8,
+            "set": {1, 2},
+            "path": Path("x"),
+            "nested": ((), [], {}),
+        },
         "odd": deque([torch.arange(3), OrderedDict(a=1)]),
         "parameter": nn.Parameter(torch.ones(2)),
-        "types": [torch.zeros(2, dtype=t) for t in (torch.float16, torch.int64, torch.bool, torch.uint8)],
-        "shapes": [torch.tensor(1.5), torch.empty(0, 3), torch.arange(6).view(2, 3).t(), torch.arange(10)[3:5]],
+        "types": [
+            torch.zeros(2, dtype=t) for t in (torch.float16, torch.int64, torch.bool, torch.uint8)
+        ],
+        "shapes": [
+            torch.tensor(1.5),
+            torch.empty(0, 3),
+            torch.arange(6).view(2, 3).t(),
+            torch.arange(10)[3:5],
+        ],
     }
     loaded = torch.load(io.BytesIO(file_of(state)), weights_only=False)
     odd, wanted = loaded.pop("odd"), by_torch(state, weights_only=False)

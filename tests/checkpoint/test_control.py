@@ -8,16 +8,19 @@ import pytest
 
 from tests.checkpoint.zygote import Zygote
 from tests.tracking.documented import undocumented
-from trainer.checkpoint.numbers import Numbers
+from trainer.checkpoint.metrics import Numbers
 
 
 @pytest.mark.parametrize("program", ["keep_best", "numbers"])
 def test_one_rank(zygote: Zygote, tmp_path: Path, program: str) -> None:
     (tmp_path / "run").mkdir()
     zygote.start(
-        f"tests.checkpoint.control:{program}", 1, [str(tmp_path / "run"), str(tmp_path / "store")], tmp_path / "log",
+        f"tests.checkpoint.control:{program}",
+        1,
+        [str(tmp_path / "run"), str(tmp_path / "store")],
+        tmp_path / "log",
         env={"PLIMSOLL_GATE": str(tmp_path / "gate")},
-    ).finish()  # fmt: skip
+    ).finish()
 
 
 @pytest.mark.parametrize("program", ["read_only", "beside"])
@@ -25,9 +28,12 @@ def test_two_ranks(zygote: Zygote, tmp_path: Path, program: str) -> None:
     (tmp_path / "fault").write_text("EROFS mkdir")
     (tmp_path / "run").mkdir()
     zygote.start(
-        f"tests.checkpoint.control:{program}", 2, [str(tmp_path / "run"), str(tmp_path / "store")], tmp_path / "log",
+        f"tests.checkpoint.control:{program}",
+        2,
+        [str(tmp_path / "run"), str(tmp_path / "store")],
+        tmp_path / "log",
         env={"PLIMSOLL_FAULT": str(tmp_path / "fault")},
-    ).finish()  # fmt: skip
+    ).finish()
 
 
 def test_every_number_is_explained() -> None:

@@ -1,5 +1,6 @@
-"""kill -9 before, and halfway through, every single operation on disk and mirror: of a save, of the removal of old
-checkpoints, of the start on a damaged or littered folder. After each there is exactly one allowed outcome.
+"""kill -9 before, and halfway through, every single operation on disk and mirror: of a save, of the
+removal of old checkpoints, of the start on a damaged or littered folder. After each there is
+exactly one allowed outcome.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.zygote import HANGS_S, Zygote
-from trainer.checkpoint import commit, manifest
-from trainer.checkpoint.disk import Disk
-from trainer.checkpoint.mirror import Mirror, fetch_newer
+from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store.disk import Disk
+from trainer.checkpoint.store.mirror import Mirror, fetch_newer
 
 WHERE = "tests.checkpoint.lives:life"
 
@@ -29,12 +30,25 @@ class Life:
 
 
 class Runs:
-    """Lives of runs, each in its own copy of a folder that three saves have filled (of which the last two are kept)."""
+    """Lives of runs, each in its own copy of a folder that three saves have filled (of which the
+    last two are kept).
+    """
 
     def __init__(
-        self, zygote: Zygote, home: Path, size: int, mirror: str | None = None, env: dict[str, str] | None = None
+        self,
+        zygote: Zygote,
+        home: Path,
+        size: int,
+        mirror: str | None = None,
+        env: dict[str, str] | None = None,
     ) -> None:
-        self._zygote, self._home, self._size, self._mirror, self._env = zygote, home, size, mirror, env or {}
+        self._zygote, self._home, self._size, self._mirror, self._env = (
+            zygote,
+            home,
+            size,
+            mirror,
+            env or {},
+        )
         self._count = 0
         self.base = home / "base"
         (self.base / "run").mkdir(parents=True)
@@ -47,21 +61,31 @@ class Runs:
         return folder
 
     def live(
-        self, where: Path, *, saves: int = 0, crash: tuple[int, int] = (0, -1), resume: dict[str, Any] | None = None
+        self,
+        where: Path,
+        *,
+        saves: int = 0,
+        crash: tuple[int, int] = (0, -1),
+        resume: dict[str, Any] | None = None,
     ) -> Life:
         self._count += 1
         log = where / f"log{self._count}"
         settings = {"mirror": self._mirror or f"file://{where}/mirror", **(resume or {})}
         ranks = self._zygote.start(
-            WHERE, self._size, [str(where), self._count, saves, settings], log,
+            WHERE,
+            self._size,
+            [str(where), self._count, saves, settings],
+            log,
             env={**self._env, "PLIMSOLL_CRASH": f"{crash[0]},{crash[1]}"},
-        )  # fmt: skip
+        )
         if crash[1] < 0:
             ranks.finish()
         else:
             assert ranks.until_gone(HANGS_S), where
         lines = log.read_text().splitlines()
-        restored = [int(line.removeprefix("restored ")) for line in lines if line.startswith("restored ")]
+        restored = [
+            int(line.removeprefix("restored ")) for line in lines if line.startswith("restored ")
+        ]
         return Life(
             restored[0] if restored else None,
             [line.removeprefix("instant ") for line in lines if line.startswith("instant ")],
@@ -71,8 +95,9 @@ class Runs:
 
 @dataclass
 class Scenario:
-    """``saves`` under ``resume`` in a prepared folder, ended at each instant. ``leaves``: names beside the checkpoints
-    that may be there in the end."""
+    """``saves`` under ``resume`` in a prepared folder, ended at each instant. ``leaves``: names
+    beside the checkpoints that may be there in the end.
+    """
 
     name: str
     saves: int = 0
@@ -99,7 +124,9 @@ class Scenario:
             self.resume = {"resume_mode": "path", "resume_from_path": str(root / "step_2")}
 
     def expected(self, done: list[str]) -> int:
-        """The step that the next life must restore when these operations were done before the end."""
+        """The step that the next life must restore when these operations were done before the
+        end.
+        """
         if self.name in ("damaged", "back"):
             return 2
         return 3 + ("rename step_4.tmp to step_4" in done)
@@ -108,7 +135,11 @@ class Scenario:
 SCENARIOS = [
     Scenario("save", saves=1),
     Scenario("damaged", leaves=frozenset({"step_3.corrupt"})),
-    Scenario("replaced", leaves=frozenset({"step_3.corrupt"}), skips=("download ", "mkdir ", "fsync step_3.tmp")),
+    Scenario(
+        "replaced",
+        leaves=frozenset({"step_3.corrupt"}),
+        skips=("download ", "mkdir ", "fsync step_3.tmp"),
+    ),
     Scenario("littered"),
     Scenario("fetched"),
     Scenario("back", leaves=frozenset({"step_3.superseded", "resumed_from"})),
@@ -136,7 +167,9 @@ def pair(zygote: Zygote, memory: Path) -> Runs:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_two_ranks_ended_while_they_write_and_publish(pair: Runs, rank: int) -> None:
-    """All of rank 1's instants; of rank 0's those from its last file to ``latest``, at which the other matters."""
+    """All of rank 1's instants; of rank 0's those from its last file to ``latest``, at which the
+    other matters.
+    """
     scenario = Scenario("save", saves=1)
     instants = _instants(pair, scenario, rank)
     first = instants.index("write step_4.tmp/manifest.json") - 1 if rank == 0 else 0
@@ -186,7 +219,9 @@ def _end_at(runs: Runs, scenario: Scenario, rank: int, at: int, instants: list[s
 
 
 def _elsewhere(where: Path, step: int, told: str) -> None:
-    """A machine with an empty run folder gets ``step`` from the mirror: a half upload is never taken."""
+    """A machine with an empty run folder gets ``step`` from the mirror: a half upload is never
+    taken.
+    """
     root = where / "elsewhere"
     root.mkdir()
     got = fetch_newer(Mirror(f"file://{where}/mirror"), root, Disk(), "1-ab")

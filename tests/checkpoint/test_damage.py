@@ -1,4 +1,6 @@
-"""Damage of any file is found; the run goes back to the checkpoint before. What is no checkpoint is told apart."""
+"""Damage of any file is found; the run goes back to the checkpoint before. What is no checkpoint is
+told apart.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.checkpoint.test_power_cut import save
 from tests.checkpoint.zygote import ROOT
-from trainer.checkpoint import commit, finding, manifest
-from trainer.checkpoint.collective import Ranks
-from trainer.checkpoint.disk import Disk
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.mirror import Mirror
+from trainer.base.errors import UserError
+from trainer.checkpoint import resume as finding
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.errors import UserError
+from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store.disk import Disk
+from trainer.checkpoint.store.lease import Lease
+from trainer.checkpoint.store.mirror import Mirror
+from trainer.ranks.small_exchanges import Ranks
 
 
 @pytest.fixture
@@ -99,11 +102,15 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from trainer.checkpoint.lease import Lease\n"
+        "import sys, pathlib; from trainer.checkpoint.store.lease import Lease\n"
         "Lease(pathlib.Path(sys.argv[1]), 1); print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"another job is running.*process {other.pid}"):
@@ -113,7 +120,9 @@ def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
     path.write_text(json.dumps(elsewhere))
     with pytest.raises(UserError, match=r"another job is running.*on another-machine"):
         Lease(tmp_path, 2, linger_s=0.2)
-    threading.Timer(0.3, other.kill).start()  # a machine that is gone, whose lock the server drops some time later
+    threading.Timer(
+        0.3, other.kill
+    ).start()  # a machine that is gone, whose lock the server drops some time later
     lease = Lease(tmp_path, 2, linger_s=100.0)
     other.wait(100)
     assert lease.still_mine()
@@ -121,7 +130,9 @@ def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_mirror_is_a_checkpoint_only_with_its_manifest(run: Path, tmp_path: Path, slash: str) -> None:
+def test_mirror_is_a_checkpoint_only_with_its_manifest(
+    run: Path, tmp_path: Path, slash: str
+) -> None:
     mirror = Mirror(f"memory://{tmp_path.name}/mirror{slash}")
     folder = run / commit.FOLDER / "step_2"
     mirror.upload(folder, manifest.read(folder))

@@ -1,4 +1,6 @@
-"""Files are written past the page cache where that is possible, and are the same where it is not."""
+"""Files are written past the page cache where that is possible, and are the same where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from trainer.checkpoint import disk
-from trainer.checkpoint.disk import BLOCK, Disk
+from trainer.checkpoint.store import disk
+from trainer.checkpoint.store.disk import BLOCK, Disk
 
 CHUNK = 4 * BLOCK
 
@@ -32,10 +34,17 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[memoryview]:
 
 
 @pytest.mark.parametrize("start", [0, BLOCK, 1])
-@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 3 * CHUNK + BLOCK, 4 * CHUNK + 77])
+@pytest.mark.parametrize(
+    "length", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 3 * CHUNK + BLOCK, 4 * CHUNK + 77]
+)
 @pytest.mark.parametrize("refused", [False, True])
 def test_any_length_at_any_address(
-    memory: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, length: int, refused: bool
+    memory: memoryview,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    length: int,
+    refused: bool,
 ) -> None:
     system_open = os.open
 
@@ -49,7 +58,9 @@ def test_any_length_at_any_address(
     data = memory[start : start + length]
     digests = Disk().write(tmp_path / "file", data)
     assert (tmp_path / "file").read_bytes() == data
-    assert digests == [xxh3_128_hexdigest(data[i : i + 2 * CHUNK]) for i in range(0, length, 2 * CHUNK)]
+    assert digests == [
+        xxh3_128_hexdigest(data[i : i + 2 * CHUNK]) for i in range(0, length, 2 * CHUNK)
+    ]
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     data.release()
 

@@ -1,4 +1,6 @@
-"""A run may go on with another number of ranks, or another ZeRO stage, and loses no bit of its state."""
+"""A run may go on with another number of ranks, or another ZeRO stage, and loses no bit of its
+state.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ START = [(stage, bf16) for stage in (0, 1, 2, 3) for bf16 in (False, True) if st
 
 def _legs(attempt: int, expect: int, then: dict[int, int]) -> list[dict[str, Any]]:
     return [
-        {"run": f"{stage}-{bf16}", "stage": then[stage], "bf16": bf16, "attempt": attempt, "expect": expect}
+        {
+            "run": f"{stage}-{bf16}",
+            "stage": then[stage],
+            "bf16": bf16,
+            "attempt": attempt,
+            "expect": expect,
+        }
         for stage, bf16 in START
         if then[stage] or not bf16
     ]
@@ -22,10 +30,16 @@ def _legs(attempt: int, expect: int, then: dict[int, int]) -> list[dict[str, Any
 
 @pytest.mark.slow
 def test_two_ranks_one_rank_two_ranks_across_stages(zygote: Zygote, tmp_path: Path) -> None:
-    worlds = [(2, {0: 0, 1: 1, 2: 2, 3: 3}), (1, {0: 1, 1: 2, 2: 3, 3: 1}), (2, {0: 3, 1: 1, 2: 0, 3: 2})]
+    worlds = [
+        (2, {0: 0, 1: 1, 2: 2, 3: 3}),
+        (1, {0: 1, 1: 2, 2: 3, 3: 1}),
+        (2, {0: 3, 1: 1, 2: 0, 3: 2}),
+    ]
     for attempt, (size, stages) in enumerate(worlds):
         legs = _legs(attempt, attempt * 2, stages)
         zygote.start(
-            "tests.checkpoint.programs:elastic", size, [str(tmp_path), str(tmp_path / f"store{attempt}"), legs],
+            "tests.checkpoint.programs:elastic",
+            size,
+            [str(tmp_path), str(tmp_path / f"store{attempt}"), legs],
             tmp_path / f"log{attempt}",
-        ).finish()  # fmt: skip
+        ).finish()

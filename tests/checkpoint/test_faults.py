@@ -1,4 +1,6 @@
-"""A full, broken, slow or dead disk, or a dead writer, costs checkpoints and an error in log and metric, no more."""
+"""A full, broken, slow or dead disk, or a dead writer, costs checkpoints and an error in log and
+metric, no more.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from tests.checkpoint.gate import GATE
 from tests.checkpoint.test_power_cut import save
 from tests.checkpoint.zygote import Zygote
-from trainer.checkpoint import commit
-from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.store import commit
+from trainer.checkpoint.store.disk import Disk
 
 ERRORS = [
     f"{error} {operation}"
@@ -38,9 +40,12 @@ def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
     run = home / "run"
     run.mkdir()
     ranks = zygote.start(
-        f"tests.checkpoint.programs:{program}", 2, [str(run), str(home / "store"), *args], home / "log",
+        f"tests.checkpoint.programs:{program}",
+        2,
+        [str(run), str(home / "store"), *args],
+        home / "log",
         env={"PLIMSOLL_FAULT": str(home / "fault"), GATE: str(home / "gate")},
-    )  # fmt: skip
+    )
     ranks.finish()
     return ranks.log.read_text()
 
@@ -48,7 +53,11 @@ def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
 @pytest.mark.parametrize("faults", [ERRORS, ["die", "hang"]], ids=["errors", "writer"])
 def test_training_goes_on(zygote: Zygote, home: Path, faults: list[str]) -> None:
     output = ranks_run(zygote, home, "faults", faults)
-    for words in ("No space left", "Stale file handle") if faults == ERRORS else ("exit code -9", "longer than 2 s"):
+    for words in (
+        ("No space left", "Stale file handle")
+        if faults == ERRORS
+        else ("exit code -9", "longer than 2 s")
+    ):
         assert words in output, output
 
 

@@ -1,4 +1,6 @@
-"""The writer reads nothing that is not in place yet, and what failed jobs leave in the pipe is skipped."""
+"""The writer reads nothing that is not in place yet, and what failed jobs leave in the pipe is
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import threading
 
 import pytest
 
-from trainer.checkpoint.filling import Arriving, Filled, jobs, line_of
+from trainer.checkpoint.writer.progress import Arriving, Filled, jobs, line_of
 
 
 def test_a_slice_waits_until_it_is_in_place() -> None:
@@ -32,7 +34,12 @@ def test_a_rank_that_is_gone_ends_the_writer() -> None:
 
 
 def test_what_a_failed_job_left_is_skipped() -> None:
-    lines = [json.dumps({"folder": "a"}), line_of(3).decode(), line_of(9).decode(), json.dumps({"folder": "b"})]
+    lines = [
+        json.dumps({"folder": "a"}),
+        line_of(3).decode(),
+        line_of(9).decode(),
+        json.dumps({"folder": "b"}),
+    ]
     assert [job["folder"] for job in jobs(lines)] == ["a", "b"]
 
 

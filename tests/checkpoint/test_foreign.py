@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.test_power_cut import save
-from trainer.checkpoint import commit, finding
-from trainer.checkpoint.collective import Ranks
-from trainer.checkpoint.disk import Disk
+from trainer.base.errors import UserError
+from trainer.checkpoint import resume as finding
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.errors import UserError
+from trainer.checkpoint.store import commit
+from trainer.checkpoint.store.disk import Disk
+from trainer.ranks.small_exchanges import Ranks
 
 
 def refusal(path: Path) -> str:
@@ -26,7 +27,10 @@ def refusal(path: Path) -> str:
     ("files", "words"),
     [
         (["config.json", "model.safetensors"], "set actor_rollout_ref.model.path to it"),
-        (["latest", "global_step7/mp_rank_00_model_states.pt"], "it is DeepSpeed's, without our manifest.json"),
+        (
+            ["latest", "global_step7/mp_rank_00_model_states.pt"],
+            "it is DeepSpeed's, without our manifest.json",
+        ),
         (["mp_rank_00_model_states.pt"], "it is DeepSpeed's"),
         (["latest_checkpointed_iteration.txt"], "it is a checkpoint of verl"),
         (["global_step_20/actor/model.pt"], "it is a checkpoint of verl"),

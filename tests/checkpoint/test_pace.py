@@ -1,4 +1,6 @@
-"""The writer's pace: a share of the disk's speed beside training, all of it as soon as somebody waits."""
+"""The writer's pace: a share of the disk's speed beside training, all of it as soon as somebody
+waits.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint import pace as module
-from trainer.checkpoint.commit import FileSpec
-from trainer.checkpoint.disk import digest_of
-from trainer.checkpoint.filling import Filled
-from trainer.checkpoint.pace import Pace
-from trainer.checkpoint.writing import WriterClient
+from trainer.checkpoint.store.commit import FileSpec
+from trainer.checkpoint.store.disk import digest_of
+from trainer.checkpoint.writer import pace as module
+from trainer.checkpoint.writer.client import WriterClient
+from trainer.checkpoint.writer.pace import Pace
+from trainer.checkpoint.writer.progress import Filled
 
 SIZE = 1000
 
@@ -91,13 +93,23 @@ def test_a_slow_save_is_written_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     fd = os.memfd_create("snapshot")
     data = os.urandom(size)
     os.write(fd, data)
-    client, pace, filled = WriterClient([fd], "trainer.checkpoint.disk:Disk"), Pace(0.5), Filled()
+    client, pace, filled = (
+        WriterClient([fd], "trainer.checkpoint.store.disk:Disk"),
+        Pace(0.5),
+        Filled(),
+    )
     pace._speed = 50e6
     filled.advance(size)
     (tmp_path / "step").mkdir()
     try:
         client.write(
-            tmp_path / "step", [FileSpec("a", 0, size)], buffer=0, size=size, timeout_s=250, filled=filled, pace=pace
+            tmp_path / "step",
+            [FileSpec("a", 0, size)],
+            buffer=0,
+            size=size,
+            timeout_s=250,
+            filled=filled,
+            pace=pace,
         )
     finally:
         client.stop()
@@ -110,17 +122,25 @@ def test_a_process_with_more_than_a_thousand_open_files_saves_too(tmp_path: Path
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2000:
         pytest.skip(f"this machine lets a process open {hard} files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2000 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (2000 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard)
+    )
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
         fd = os.memfd_create("snapshot")
         os.write(fd, b"x" * 10)
-        client, filled = WriterClient([fd], "trainer.checkpoint.disk:Disk"), Filled()
+        client, filled = WriterClient([fd], "trainer.checkpoint.store.disk:Disk"), Filled()
         filled.advance(10)
         (tmp_path / "step").mkdir()
         try:
             client.write(
-                tmp_path / "step", [FileSpec("a", 0, 10)], buffer=0, size=10, timeout_s=250, filled=filled, pace=Pace(1)
+                tmp_path / "step",
+                [FileSpec("a", 0, 10)],
+                buffer=0,
+                size=10,
+                timeout_s=250,
+                filled=filled,
+                pace=Pace(1),
             )
         finally:
             client.stop()
@@ -134,7 +154,7 @@ def test_a_process_with_more_than_a_thousand_open_files_saves_too(tmp_path: Path
 
 def test_the_writer_ends_at_once_though_a_forked_process_holds_its_input_open() -> None:
     fd = os.memfd_create("snapshot")
-    client = WriterClient([fd], "trainer.checkpoint.disk:Disk")
+    client = WriterClient([fd], "trainer.checkpoint.store.disk:Disk")
     client.start()
     process = client._process
     assert process is not None

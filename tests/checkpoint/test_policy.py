@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.best import Best
-from trainer.checkpoint.policy import due, kept, must_save_by, predicted_save_s
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.checkpoint.store.retention import due, kept, must_save_by, predicted_save_s
+from trainer.run.best_metric import Best
 
 STEPS = st.lists(st.integers(1, 200), unique=True, min_size=1, max_size=20)
 VALUES = st.none() | st.floats(-5, 5) | st.just(math.nan)
@@ -36,7 +36,9 @@ def test_due(step: int, options: dict[str, object], why: str | None) -> None:
 
 
 @given(times=st.lists(st.floats(0.1, 500), min_size=1, max_size=60), minutes=st.floats(0.5, 20))
-def test_no_two_saves_are_further_apart_than_the_interval_and_a_step(times: list[float], minutes: float) -> None:
+def test_no_two_saves_are_further_apart_than_the_interval_and_a_step(
+    times: list[float], minutes: float
+) -> None:
     since = 0.0
     for step, seconds in enumerate(times, 1):
         since += seconds
@@ -45,7 +47,12 @@ def test_no_two_saves_are_further_apart_than_the_interval_and_a_step(times: list
             since = 0.0
 
 
-@given(save_s=st.floats(0, 1000), step_s=st.floats(0, 1000), margin=st.floats(1, 5), times=st.lists(st.floats(0.01, 1)))
+@given(
+    save_s=st.floats(0, 1000),
+    step_s=st.floats(0, 1000),
+    margin=st.floats(1, 5),
+    times=st.lists(st.floats(0.01, 1)),
+)
 def test_a_save_begun_at_the_first_boundary_past_the_mark_is_in_time(
     save_s: float, step_s: float, margin: float, times: list[float]
 ) -> None:
@@ -70,11 +77,22 @@ def test_predicted_save_time() -> None:
     data=st.data(),
 )
 def test_what_stays(
-    steps: list[int], keep_last: int, keep_every: int | None, keep_best: int, best: Literal["max", "min"],
+    steps: list[int],
+    keep_last: int,
+    keep_every: int | None,
+    keep_best: int,
+    best: Literal["max", "min"],
     data: st.DataObject,
-) -> None:  # fmt: skip
+) -> None:
     metrics = {s: data.draw(VALUES) for s in steps}
-    stay = kept(steps, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, metrics=metrics, best=best)
+    stay = kept(
+        steps,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        keep_best=keep_best,
+        metrics=metrics,
+        best=best,
+    )
     assert stay <= set(steps) and max(steps) in stay
     assert set(sorted(steps)[-keep_last:]) <= stay
     assert not keep_every or {s for s in steps if s % keep_every == 0} <= stay
@@ -89,8 +107,17 @@ def test_what_stays(
         assert set(ranked[:keep_best]) <= stay
     allowed = keep_last + keep_best + (sum(s % keep_every == 0 for s in steps) if keep_every else 0)
     assert len(stay) <= allowed
-    assert kept(sorted(stay), keep_last=keep_last, keep_every=keep_every, keep_best=keep_best, metrics=metrics,
-                best=best) == stay  # fmt: skip
+    assert (
+        kept(
+            sorted(stay),
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            metrics=metrics,
+            best=best,
+        )
+        == stay
+    )
 
 
 def test_what_is_in_use_stays() -> None:
@@ -102,7 +129,13 @@ def test_retention_after_every_save_ends_with_the_best_of_all() -> None:
     values = [3.0, 1.0, math.nan, 5.0, 2.0, 5.0, 4.0, 0.0]
     have: set[int] = set()
     for step in range(1, len(values) + 1):
-        have = kept(sorted(have | {step}), keep_last=1, keep_best=2, metrics=dict(enumerate(values, 1)), best="max")
+        have = kept(
+            sorted(have | {step}),
+            keep_last=1,
+            keep_best=2,
+            metrics=dict(enumerate(values, 1)),
+            best="max",
+        )
     assert have == {4, 6, 8}
 
 
@@ -125,5 +158,8 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     known = {"val/reward", "train/nll", "timing/step"}
     Best("val/reward").require_known(known)
     Best(None).require_known(set())
-    with pytest.raises(UserError, match=r"val/rewrd is no metric.*did you mean 'val/reward'.*It has train/nll, val/r"):
+    with pytest.raises(
+        UserError,
+        match=r"val/rewrd is no metric.*did you mean 'val/reward'.*It has train/nll, val/r",
+    ):
         Best("val/rewrd").require_known(known)

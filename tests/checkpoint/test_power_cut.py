@@ -1,5 +1,6 @@
-"""A recorded run of the protocol, cut off after every operation, in every state that the disk may then be in: what was
-acknowledged is there and whole. And each single fsync is needed: without any one of them some state loses something.
+"""A recorded run of the protocol, cut off after every operation, in every state that the disk may
+then be in: what was acknowledged is there and whole. And each single fsync is needed: without any
+one of them some state loses something.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.checkpoint.power import Machine
 from tests.checkpoint.shims import TraceDisk
-from trainer.checkpoint import commit, finding, manifest
-from trainer.checkpoint.commit import FileSpec
-from trainer.checkpoint.disk import Disk
-from trainer.checkpoint.manifest import Damaged, Manifest
+from trainer.checkpoint import resume as finding
+from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store.commit import FileSpec
+from trainer.checkpoint.store.disk import Disk
+from trainer.checkpoint.store.manifest import Damaged, Manifest
 
 FILES = [FileSpec("latest", 0, 5), FileSpec("global_step/weights.pt", 5, 40)]
 
@@ -65,21 +67,28 @@ def violations(disk: TraceDisk, tmp_path: Path, limit: int) -> list[str]:
     for op in disk.trace:
         if op.kind == "mark":
             word, step = str(op.path).split()
-            committed, latest = (int(step), latest) if word == "committed" else (committed, int(step))
+            committed, latest = (
+                (int(step), latest) if word == "committed" else (committed, int(step))
+            )
         else:
             machine.run(op)
         for tree in machine.outcomes(chance, limit):
             key = hash((committed, latest, tuple(sorted(tree.items(), key=lambda kv: kv[0]))))
             if key not in seen:
                 seen.add(key)
-                found += [f"after {op.kind} {op.path.name}: {problem}" for problem in judge(tree, committed, latest)]
+                found += [
+                    f"after {op.kind} {op.path.name}: {problem}"
+                    for problem in judge(tree, committed, latest)
+                ]
         if len(found) > 20:
             break
     return found
 
 
 def judge(tree: dict[str, bytes | None], committed: int, latest: int) -> list[str]:
-    """The promises: what was acknowledged is there, whatever is named step_N is whole, ``latest`` names such a one."""
+    """The promises: what was acknowledged is there, whatever is named step_N is whole, ``latest``
+    names such a one.
+    """
     whole, found = set(), []
     for name in tree:
         if name.startswith("step_") and name.removeprefix("step_").isdigit():
@@ -95,7 +104,10 @@ def judge(tree: dict[str, bytes | None], committed: int, latest: int) -> list[st
     text = tree.get("latest")
     if text is not None or latest:
         named = (text or b"").decode(errors="replace").strip()
-        if not named.removeprefix("step_").isdigit() or int(named.removeprefix("step_")) not in whole:
+        if (
+            not named.removeprefix("step_").isdigit()
+            or int(named.removeprefix("step_")) not in whole
+        ):
             found.append(f"latest names {named!r}")
         elif int(named.removeprefix("step_")) < latest:
             found.append(f"latest went back to {named}")
@@ -111,7 +123,9 @@ def _whole(tree: dict[str, bytes | None], name: str) -> bool:
     except Damaged:
         return False
     return all(
-        (data := tree.get(f"{name}/{path}")) is not None and len(data) == size and [xxh3_128_hexdigest(data)] == digests
+        (data := tree.get(f"{name}/{path}")) is not None
+        and len(data) == size
+        and [xxh3_128_hexdigest(data)] == digests
         for path, (size, digests) in made.files.items()
     )
 
@@ -124,7 +138,9 @@ def test_every_state_after_a_power_cut_recovers(tmp_path: Path) -> None:
 def test_no_fsync_can_be_left_out(tmp_path: Path, without: int) -> None:
     disk = record(tmp_path, without)
     assert disk.fsyncs == 25, "the protocol has another number of fsyncs: update this test's range"
-    assert violations(disk, tmp_path, limit=300), f"fsync number {without} makes no difference: remove it, or test it"
+    assert violations(disk, tmp_path, limit=300), (
+        f"fsync number {without} makes no difference: remove it, or test it"
+    )
 
 
 def test_the_model_matches_the_real_disk(tmp_path: Path) -> None:
@@ -143,7 +159,9 @@ def test_the_model_matches_the_real_disk(tmp_path: Path) -> None:
 
 
 def gone_back(tmp_path: Path, without: int | None = None) -> list[str]:
-    """What is wrong in any state after a power cut while the run leaves step 3 behind and goes on from step 2."""
+    """What is wrong in any state after a power cut while the run leaves step 3 behind and goes on
+    from step 2.
+    """
     disk, root = record(tmp_path), tmp_path / "recorded"
     before, disk._without = len(disk.trace), None if without is None else disk.fsyncs + without
     commit.set_aside(disk, root, after=2)
@@ -154,7 +172,9 @@ def gone_back(tmp_path: Path, without: int | None = None) -> list[str]:
             machine.run(op)
         for tree in machine.outcomes(random.Random(0), 4000) if number >= before else ():
             named = tree.get(commit.LATEST)
-            if not _whole(tree, "step_2") or (named is not None and not _whole(tree, named.decode().strip())):
+            if not _whole(tree, "step_2") or (
+                named is not None and not _whole(tree, named.decode().strip())
+            ):
                 found.append(f"latest names {named!r}")
             note = tree.get(finding.RESUMED)
             if note is not None and (note != b"here" or "step_3" in tree):
@@ -168,4 +188,6 @@ def test_going_back_survives_a_power_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("without", range(3))
 def test_going_back_needs_its_fsyncs(tmp_path: Path, without: int) -> None:
-    assert gone_back(tmp_path, without), f"fsync number {without} makes no difference: remove it, or test it"
+    assert gone_back(tmp_path, without), (
+        f"fsync number {without} makes no difference: remove it, or test it"
+    )

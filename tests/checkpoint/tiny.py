@@ -1,4 +1,6 @@
-"""A small real training for the checkpoint tests: a model of mixed shapes, AdamW, DeepSpeed, gloo."""
+"""A small real training for the checkpoint tests: a model of mixed shapes, AdamW, DeepSpeed,
+gloo.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.parallel.engine import Engine, EngineSettings
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 
-# DeepSpeed would compile its shared-memory all-reduce first: a minute of compiler for ranks that live half a second.
+# DeepSpeed would compile its shared-memory all-reduce first: a minute of compiler for ranks that
+# live half a second.
 deepspeed.comm.torch.build_shm_op = lambda: None
 
 
 class Net(nn.Module):
-    """Odd sizes, so that partitions cut through parameters; a tied weight, a frozen one and a buffer."""
+    """Odd sizes, so that partitions cut through parameters; a tied weight, a frozen one and a
+    buffer.
+    """
 
     def __init__(self, width: int = 13) -> None:
         super().__init__()
@@ -42,31 +47,45 @@ class Net(nn.Module):
 
 
 def join(rank: int, size: int, store: Path) -> World:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1"
+    )
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=timedelta(seconds=200)
+        "gloo",
+        store=dist.FileStore(str(store), size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=200),
     )
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=200))
     return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"), cpu_group=group)
 
 
-def make_engine(world: World, *, stage: int = 1, bf16: bool = False, seed: int = 0, width: int = 13) -> Engine:
+def make_engine(
+    world: World, *, stage: int = 1, bf16: bool = False, seed: int = 0, width: int = 13
+) -> Engine:
     torch.manual_seed(seed)
-    settings = EngineSettings(zero_stage=stage, bf16=bf16, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    settings = EngineSettings(
+        zero_stage=stage, bf16=bf16, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
+    )
     model = Net(width).to(torch.bfloat16 if bf16 else torch.float32)
     return Engine(model, settings, world)
 
 
 def train_step(engine: Engine, step: int) -> None:
-    """Data depend on the step alone, the same on every rank: so worlds of any size compute the same gradient."""
+    """Data depend on the step alone, the same on every rank: so worlds of any size compute the same
+    gradient.
+    """
     ids = torch.randint(0, 17, (24,), generator=torch.Generator().manual_seed(step))
     engine.backward(engine.forward(ids) / engine.world.size)
     engine.step(lr=1e-2, max_norm=1.0)
 
 
 def full_state(engine: Engine) -> dict[str, torch.Tensor]:
-    """Every weight, master copy and moment in full, gathered from all ranks: what must survive a checkpoint."""
-    from trainer.checkpoint.fragments import fragments, shapes
+    """Every weight, master copy and moment in full, gathered from all ranks: what must survive a
+    checkpoint.
+    """
+    from trainer.checkpoint.snapshot.fragments import fragments, shapes
 
     sizes = shapes(engine.ds)
     mine: list[Any] = [(f.name, f.kind, f.start, f.tensor.clone()) for f in fragments(engine.ds)]
@@ -76,6 +95,8 @@ def full_state(engine: Engine) -> dict[str, torch.Tensor]:
     for part in everyone:
         for name, kind, start, tensor in part:
             numel = 1 if kind == "step" else int(torch.Size(sizes[name]).numel())
-            out = full.setdefault(f"{name}/{kind}", torch.full((numel,), float("nan"), dtype=tensor.dtype))
+            out = full.setdefault(
+                f"{name}/{kind}", torch.full((numel,), float("nan"), dtype=tensor.dtype)
+            )
             out[start : start + tensor.numel()] = tensor
     return full

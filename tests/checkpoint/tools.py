@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.checkpoint.programs import checkpointer
 from tests.checkpoint.tiny import full_state, join, make_engine, train_step
-from trainer.checkpoint.fragments import shapes
+from trainer.checkpoint.snapshot.fragments import shapes
 from trainer.parallel.engine import Engine, EngineSettings
 
 
@@ -33,19 +33,26 @@ def deepspeed_tools(rank: int, size: int, run: str, store: str) -> None:
         if rank == 0:
             sizes = {name: torch.Size(shape) for name, shape in shapes(engine.ds).items()}
             folder = home / "checkpoints" / "step_2"
-            # At stage 1 DeepSpeed saves frozen weights with the module alone, where its script doesn't look.
-            _consolidated(folder, state, {n: s for n, s in sizes.items() if stage > 1 or n != "frozen"})
+            # At stage 1 DeepSpeed saves frozen weights with the module alone, where its script
+            # doesn't look.
+            _consolidated(
+                folder, state, {n: s for n, s in sizes.items() if stage > 1 or n != "frozen"}
+            )
             _universal(folder, home / "universal", state, sizes)
         dist.barrier()
         engine.ds.destroy()
 
 
-def _wanted(name: str, kind: str, state: dict[str, torch.Tensor], shape: torch.Size) -> torch.Tensor:
+def _wanted(
+    name: str, kind: str, state: dict[str, torch.Tensor], shape: torch.Size
+) -> torch.Tensor:
     value = state.get(f"{name}/{kind}")
     return (state[f"{name}/weight"] if value is None else value).float().view(shape)
 
 
-def _consolidated(folder: Path, state: dict[str, torch.Tensor], sizes: dict[str, torch.Size]) -> None:
+def _consolidated(
+    folder: Path, state: dict[str, torch.Tensor], sizes: dict[str, torch.Size]
+) -> None:
     """By the script that lies in the folder."""
     spec = importlib.util.spec_from_file_location("zero_to_fp32", folder / "zero_to_fp32.py")
     assert spec is not None and spec.loader is not None
@@ -59,13 +66,20 @@ def _consolidated(folder: Path, state: dict[str, torch.Tensor], sizes: dict[str,
         assert torch.equal(found[name].float(), _wanted(name, "fp32", state, shape)), name
 
 
-def _universal(folder: Path, out: Path, state: dict[str, torch.Tensor], sizes: dict[str, torch.Size]) -> None:
+def _universal(
+    folder: Path, out: Path, state: dict[str, torch.Tensor], sizes: dict[str, torch.Size]
+) -> None:
     from deepspeed.checkpoint import ds_to_universal
 
     args = argparse.Namespace(
-        input_folder=str(folder / "global_step2"), output_folder=str(out), num_extract_workers=1, num_merge_workers=1,
-        keep_temp_folder=False, strict=True, inject_missing_state=False,
-    )  # fmt: skip
+        input_folder=str(folder / "global_step2"),
+        output_folder=str(out),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=False,
+    )
     out.mkdir()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         ds_to_universal.main(args)
@@ -75,11 +89,15 @@ def _universal(folder: Path, out: Path, state: dict[str, torch.Tensor], sizes: d
         for kind in ("fp32", "exp_avg", "exp_avg_sq"):
             found = torch.load(out / "zero" / name / f"{kind}.pt", weights_only=True)
             found = found["param"] if isinstance(found, dict) else found
-            assert torch.equal(found.view(sizes[name]), _wanted(name, kind, state, sizes[name])), f"{name} {kind}"
+            assert torch.equal(found.view(sizes[name]), _wanted(name, kind, state, sizes[name])), (
+                f"{name} {kind}"
+            )
 
 
 def export(rank: int, size: int, run: str, store: str) -> None:
-    """A ZeRO-3 run of ``builtin:tiny`` in bfloat16: its checkpoint as a Hugging Face folder equals what it holds."""
+    """A ZeRO-3 run of ``builtin:tiny`` in bfloat16: its checkpoint as a Hugging Face folder equals
+    what it holds.
+    """
     from transformers import AutoModelForCausalLM
 
     from tests.config.helpers import run_of
@@ -90,7 +108,9 @@ def export(rank: int, size: int, run: str, store: str) -> None:
     world, home = join(rank, size, Path(store)), Path(run)
     model = load_model("builtin:tiny", dtype=torch.bfloat16, device="cpu").model
     engine = Engine(
-        model, EngineSettings(zero_stage=3, bf16=True, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1), world
+        model,
+        EngineSettings(zero_stage=3, bf16=True, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),
+        world,
     )
     keeper = checkpointer(world, engine, home)
     ids = torch.arange(12).view(1, -1)
@@ -102,11 +122,18 @@ def export(rank: int, size: int, run: str, store: str) -> None:
     with engine.whole_weights() as whole:
         weights = {name: param.detach().clone() for name, param in whole.named_parameters()}
     if rank == 0:
-        changes = {"actor_rollout_ref.model.path": "builtin:tiny", "actor_rollout_ref.actor.mixed_precision": "bf16"}
+        changes = {
+            "actor_rollout_ref.model.path": "builtin:tiny",
+            "actor_rollout_ref.actor.mixed_precision": "bf16",
+        }
         freeze(load(run_of(**{"trainer.default_local_dir": run, **changes})), home)
-        untrained = dict(load_model("builtin:tiny", dtype=torch.bfloat16, device="cpu").model.named_parameters())
+        untrained = dict(
+            load_model("builtin:tiny", dtype=torch.bfloat16, device="cpu").model.named_parameters()
+        )
         assert not all(torch.equal(untrained[name], weights[name]) for name in weights)
-        exact = {name: masters[f"{name}/fp32"].view(weight.shape) for name, weight in weights.items()}
+        exact = {
+            name: masters[f"{name}/fp32"].view(weight.shape) for name, weight in weights.items()
+        }
         for kind, wanted in (("fp32", exact), (None, weights)):
             out = home / f"exported-{kind}"
             assert exports.main([run, "--out", str(out), *(["--dtype", kind] if kind else [])]) == 0
@@ -114,6 +141,11 @@ def export(rank: int, size: int, run: str, store: str) -> None:
             found = dict(loaded.named_parameters())
             assert found.keys() == wanted.keys()
             for name, tensor in wanted.items():
-                assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), f"{kind}: {name}"
-            assert load_model(str(out), dtype=torch.float32, device="cpu").tokenizer.eos_token is not None
+                assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), (
+                    f"{kind}: {name}"
+                )
+            assert (
+                load_model(str(out), dtype=torch.float32, device="cpu").tokenizer.eos_token
+                is not None
+            )
     dist.barrier()

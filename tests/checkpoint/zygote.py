@@ -1,4 +1,5 @@
-"""A process that has torch and DeepSpeed loaded and forks ranks on demand: a rank starts in a tenth of a second.
+"""A process that has torch and DeepSpeed loaded and forks ranks on demand: a rank starts in a tenth
+of a second.
 
 ``Ranks`` is the test's end. Run as a module it is the zygote: a JSON line with
 target, size, args and log in, the pids out.
@@ -45,14 +46,25 @@ LAZY = (
 
 class Zygote:
     def __init__(self) -> None:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
-            text=True, cwd=ROOT,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.checkpoint.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            text=True,
+            cwd=ROOT,
+        )
 
-    def start(self, target: str, size: int, args: list[Any], log: Path, env: dict[str, str] | None = None) -> Ranks:
+    def start(
+        self, target: str, size: int, args: list[Any], log: Path, env: dict[str, str] | None = None
+    ) -> Ranks:
         assert self._process.stdin is not None and self._process.stdout is not None
         request = {"target": target, "size": size, "args": args, "log": str(log), "env": env or {}}
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -63,12 +75,15 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.terminate()  # whatever this process has forked may hold the other end of the pipe open
+        # whatever this process has forked may hold the other end of the pipe open
+        self._process.terminate()
         self._process.wait(100)
 
 
 class Ranks:
-    """Ranks of one world; each leaves ``<log>.<rank>.exit`` (0 or a traceback) unless it is killed."""
+    """Ranks of one world; each leaves ``<log>.<rank>.exit`` (0 or a traceback) unless it is
+    killed.
+    """
 
     def __init__(self, pids: list[int], log: Path) -> None:
         self.pids, self.log = pids, log
@@ -110,7 +125,9 @@ class Ranks:
 
 
 def _alive(pid: int) -> bool:
-    """Until it is reaped, which the kernel does when its last thread has let go of files and locks."""
+    """Until it is reaped, which the kernel does when its last thread has let go of files and
+    locks.
+    """
     return Path(f"/proc/{pid}").exists()
 
 
@@ -122,7 +139,9 @@ def _child(request: dict[str, Any], rank: int, group: int) -> None:
     os.dup2(fd, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(request["env"])
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a hang leaves every thread's stack in the log
+    faulthandler.dump_traceback_later(
+        HANGS_S, exit=True
+    )  # a hang leaves every thread's stack in the log
     note, code = Path(f"{request['log']}.{rank}.exit"), 0
     try:
         module, name = request["target"].split(":")
@@ -143,8 +162,11 @@ def main() -> None:
         importlib.import_module(name)
     _ = sys.modules["deepspeed.ops"].__compatible_ops__  # tries compilers: once, not in every rank
     torch.set_num_threads(1)
-    gc.freeze()  # a collection in a rank would touch, and so copy, every page of what is loaded here
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: the test sees a dead rank disappear at once
+    # a collection in a rank would touch, and so copy, every page of what is loaded here
+    gc.freeze()
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # the kernel reaps: the test sees a dead rank disappear at once
     for line in sys.stdin:
         request, pids = json.loads(line), []
         for rank in range(request["size"]):

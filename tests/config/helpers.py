@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.config import load
-from trainer.errors import UserError
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -46,9 +46,15 @@ def problems(tree: dict[str, Any]) -> list[str]:
     return []
 
 
-def python_m(module: str, *argv: str, cwd: Path, repo: Path = REPO, **env: str) -> subprocess.CompletedProcess[str]:
+def python_m(
+    module: str, *argv: str, cwd: Path, repo: Path = REPO, **env: str
+) -> subprocess.CompletedProcess[str]:
     """``python -m module argv`` in ``cwd``."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("HYDRA_FULL_ERROR", "PLIMSOLL_WORKER_MODULE")}
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("HYDRA_FULL_ERROR", "PLIMSOLL_WORKER_MODULE")
+    }
     return subprocess.run(
         [sys.executable, "-m", module, *argv],
         cwd=cwd,

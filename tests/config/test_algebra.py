@@ -8,14 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.algebra import Sizes, derive, violations
+from trainer.config.checks.batch_sizes import Sizes, derive, violations
 
-WORKED = Sizes(world=8, train_batch_size=512, ppo_mini_batch_size=128, micro_batch_size=8, n=16, tp=2, pp=2)
+WORKED = Sizes(
+    world=8, train_batch_size=512, ppo_mini_batch_size=128, micro_batch_size=8, n=16, tp=2, pp=2
+)
 
 
 def test_worked_example():
     got = derive(WORKED)
-    assert (got.dp, got.mini_per_rank, got.accumulation, got.optimizer_steps, got.samples) == (2, 1024, 128, 4, 8192)
+    assert (got.dp, got.mini_per_rank, got.accumulation, got.optimizer_steps, got.samples) == (
+        2,
+        1024,
+        128,
+        4,
+        8192,
+    )
 
 
 def test_experts_add_no_gpus():
@@ -43,7 +51,8 @@ def test_everything_that_does_not_divide_is_said_at_once():
         "pp=5 does not divide the model's 28 layers; nearest valid: pp=4 or 7",
         "ep=7 does not divide the model's 64 experts; nearest valid: ep=4 or 8",
         "world=9 is not a multiple of ep * pp = 7 * 5 = 35; nearest valid: world=35",
-        "world=9 is not a multiple of tp * pp * cp = 3 * 5 * 2 = 30 (dp = 0.30); nearest valid: world=30",
+        "world=9 is not a multiple of tp * pp * cp = 3 * 5 * 2 = 30 (dp = 0.30); nearest valid: "
+        "world=30",
     ):
         assert part in found
     with pytest.raises(ValueError, match="nearest valid"):
@@ -52,12 +61,15 @@ def test_everything_that_does_not_divide_is_said_at_once():
 
 def test_sequence_parallel_needs_heads_that_divide():
     assert (
-        "sp=3 does not divide the model's 32 query heads" in violations(replace(WORKED, tp=1, pp=1, cp=3, heads=32))[0]
+        "sp=3 does not divide the model's 32 query heads"
+        in violations(replace(WORKED, tp=1, pp=1, cp=3, heads=32))[0]
     )
 
 
 def test_micro_batch_that_does_not_divide_names_the_nearest():
-    assert "ppo_micro_batch_size_per_gpu=4 or 8" in violations(replace(WORKED, micro_batch_size=6))[0]
+    assert (
+        "ppo_micro_batch_size_per_gpu=4 or 8" in violations(replace(WORKED, micro_batch_size=6))[0]
+    )
 
 
 def test_least_accumulation_is_tokens_over_budget():
@@ -94,5 +106,10 @@ def test_derived_sizes_account_for_every_sequence(given_sizes: Sizes):
 def test_a_suggested_train_batch_size_is_valid(given_sizes: Sizes):
     for message in violations(given_sizes):
         if "optimizer steps); nearest valid: train_batch_size=" in message:
-            first = int(message.split("nearest valid: train_batch_size=")[1].split(" ")[0].rstrip(","))
-            assert not any("optimizer steps)" in m for m in violations(replace(given_sizes, train_batch_size=first)))
+            first = int(
+                message.split("nearest valid: train_batch_size=")[1].split(" ")[0].rstrip(",")
+            )
+            assert not any(
+                "optimizer steps)" in m
+                for m in violations(replace(given_sizes, train_batch_size=first))
+            )

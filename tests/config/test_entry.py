@@ -12,10 +12,11 @@ import yaml
 
 from tests.config.helpers import REPO, python_m, run_of
 from trainer.__main__ import main
-from trainer.config import freeze, keys, load
+from trainer.base.errors import UserError
+from trainer.config import freeze, load
 from trainer.config.cli import help_text
-from trainer.config.places import conf_dir, config_groups
-from trainer.errors import UserError
+from trainer.config.keys import tree as keys
+from trainer.config.keys.conf_tree import conf_dir, config_groups
 
 DEMO = ("data=arithmetic", "model=tiny", "algorithm=grpo")
 RANK = """
@@ -35,7 +36,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def trainer(place: Path, *argv: str, repo: Path = REPO, **env: str):
-    return python_m("trainer", *argv, cwd=place, repo=repo, PLIMSOLL_WORKER_MODULE="tiny_rank", **env)
+    return python_m(
+        "trainer", *argv, cwd=place, repo=repo, PLIMSOLL_WORKER_MODULE="tiny_rank", **env
+    )
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("--cfg", "job", "--resolve")])
@@ -46,7 +49,10 @@ def test_help_and_settings_answer_at_once_without_torch(tmp_path: Path, argv: tu
     assert python_m("trainer", *argv, cwd=tmp_path).returncode == 0
     after = os.times()
     # Processor time, which other load on the machine leaves alone; 0.8 s where it was measured.
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 2.5
+    assert (
+        after.children_user + after.children_system - before.children_user - before.children_system
+        < 2.5
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -56,16 +62,23 @@ def test_help_names_keys_that_exist():
 
 
 def test_printed_settings_are_whole(tmp_path: Path):
-    shown = yaml.safe_load(python_m("trainer", "--cfg", "job", "--resolve", *DEMO, cwd=tmp_path).stdout)
+    shown = yaml.safe_load(
+        python_m("trainer", "--cfg", "job", "--resolve", *DEMO, cwd=tmp_path).stdout
+    )
     assert shown["critic"]["ppo_max_token_len_per_gpu"] == 32768
     assert load(shown).data.task == "arithmetic"
 
 
 def test_a_run_leaves_its_folder_and_nothing_else_and_ends_as_its_rank(place: Path):
-    done = trainer(place, *DEMO, "data.train_batch_size=4", "trainer.default_local_dir=r", "trainer.seed=86")
+    done = trainer(
+        place, *DEMO, "data.train_batch_size=4", "trainer.default_local_dir=r", "trainer.seed=86"
+    )
     assert (done.returncode, done.stderr) == (85, ""), "the exit code is the rank's"
     assert (place / "r" / "ran").read_text() == "4"
-    assert sorted(p.name for p in place.iterdir() if p.name != "__pycache__") == ["r", "tiny_rank.py"]
+    assert sorted(p.name for p in place.iterdir() if p.name != "__pycache__") == [
+        "r",
+        "tiny_rank.py",
+    ]
 
 
 def test_a_frozen_run_repeats(place: Path):
@@ -86,7 +99,10 @@ def test_a_frozen_run_repeats(place: Path):
         (("data.trian_files=x", "+foo=1"), "2 problems in the settings"),
         ((*DEMO, "data.train_batch_size=x"), "expected a whole number"),
         ((*DEMO, "actor_rollout_ref.rollout.n=1"), "grpo compares"),
-        ((*DEMO, "trainer.nnodes=2"), "trainer.nnodes=2, but python -m trainer runs on this machine alone"),
+        (
+            (*DEMO, "trainer.nnodes=2"),
+            "trainer.nnodes=2, but python -m trainer runs on this machine alone",
+        ),
         (("--config-name", "nothing"), "nothing"),
         (("cluster=dev", "cluster.zzz=1"), "cluster.zzz"),
         ((*DEMO, "trainer.default_local_dir=/proc/x/run"), "can't be written"),
@@ -110,7 +126,11 @@ def test_wrong_input_is_one_message_and_code_2(
         shown = capsys.readouterr().err
         assert message in shown and ("Traceback" in shown) == full
         if not full:
-            assert shown.startswith("Error: ") and shown.count("Error") == 1 and "HYDRA_FULL_ERROR" not in shown
+            assert (
+                shown.startswith("Error: ")
+                and shown.count("Error") == 1
+                and "HYDRA_FULL_ERROR" not in shown
+            )
     assert os.listdir(tmp_path) == []
 
 
@@ -120,7 +140,9 @@ def test_the_process_ends_with_code_2(place: Path):
     assert done.stderr.startswith("Error: unknown key data.zzz") and done.stderr.count("\n") == 1
 
 
-PRESETS = sorted((g, name) for g, names in config_groups([conf_dir()]).items() if "/" not in g for name in names)
+PRESETS = sorted(
+    (g, name) for g, names in config_groups([conf_dir()]).items() if "/" not in g for name in names
+)
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
@@ -129,7 +151,11 @@ def test_every_preset_composes_into_a_valid_run(group: str, name: str):
 
     # What a preset leaves to the user; the rollout of presets that change only one room.
     given = ["actor_rollout_ref.model.path=x"] if group != "model" else []
-    given += ["data.train_files=a", "data.val_files=b"] if (group, name) != ("data", "arithmetic") else []
+    given += (
+        ["data.train_files=a", "data.val_files=b"]
+        if (group, name) != ("data", "arithmetic")
+        else []
+    )
     given += ["algorithm=grpo"] if group not in ("algorithm", "experiment") else []
     if name.startswith("demo"):
         given = []
@@ -139,7 +165,9 @@ def test_every_preset_composes_into_a_valid_run(group: str, name: str):
 
 def test_settings_are_found_in_an_installed_package(place: Path):
     site = place / "site"
-    shutil.copytree(REPO / "trainer", site / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPO / "trainer", site / "trainer", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copytree(REPO / "conf", site / "trainer" / "conf")
     done = trainer(place, "--cfg", "job", "data=arithmetic", repo=site)
     assert done.returncode == 0 and "task: arithmetic" in done.stdout

@@ -1,4 +1,6 @@
-"""People leave at the first setting that is silently ignored: every key is read by the trainer, or refused."""
+"""People leave at the first setting that is silently ignored: every key is read by the trainer, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ def source(*folders: str) -> str:
 
 
 def test_every_key_is_read_or_checked() -> None:
-    keys = [line.split("=")[0] for line in (ROOT / "tests/config/keys.txt").read_text().splitlines() if "=" in line]
+    keys = [
+        line.split("=")[0]
+        for line in (ROOT / "tests/config/keys.txt").read_text().splitlines()
+        if "=" in line
+    ]
     assert len(keys) > 100
     code = source("trainer", "jobs")
     unread = [key for key in keys if not re.search(rf"\b{key.rsplit('.', 1)[-1]}\b", code)]

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from tests.config.helpers import run_of
-from trainer.config import freeze, keys, load, load_frozen, run_dir_of
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.config import freeze, load, load_frozen, run_dir_of
+from trainer.config.keys import tree as keys
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -27,8 +28,13 @@ def test_frozen_settings_are_private_and_equal(tmp_path: Path):
     assert os.listdir(path.parent) == ["config.yaml"]
 
 
-def test_a_key_that_follows_another_still_follows_it_in_a_run_repeated_with_another_value(tmp_path: Path):
-    config = settings(tmp_path, **{f"{A}.ppo_max_token_len_per_gpu": 4096, f"{R}.log_prob_max_token_len_per_gpu": 3000})
+def test_a_key_that_follows_another_still_follows_it_in_a_run_repeated_with_another_value(
+    tmp_path: Path,
+):
+    config = settings(
+        tmp_path,
+        **{f"{A}.ppo_max_token_len_per_gpu": 4096, f"{R}.log_prob_max_token_len_per_gpu": 3000},
+    )
     frozen = yaml.safe_load(freeze(config, tmp_path).read_text())
     assert load_frozen(tmp_path) == config
     frozen["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] = 2048
@@ -73,7 +79,11 @@ def test_a_started_run_names_each_difference_with_both_values(tmp_path: Path, si
 def test_a_started_run_may_go_on_longer_and_log_elsewhere(tmp_path: Path):
     freeze(settings(tmp_path), tmp_path)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    changes = {"trainer.total_training_steps": 9, "trainer.logger": ["console"], "trainer.checkpoint.save_freq": 2}
+    changes = {
+        "trainer.total_training_steps": 9,
+        "trainer.logger": ["console"],
+        "trainer.checkpoint.save_freq": 2,
+    }
     freeze(settings(tmp_path, **changes), tmp_path)
     assert load_frozen(tmp_path).trainer.total_training_steps == 9
 
@@ -81,7 +91,9 @@ def test_a_started_run_may_go_on_longer_and_log_elsewhere(tmp_path: Path):
 def test_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "t.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    config = settings(tmp_path / "run", **{"data.task": None, "data.train_files": ["t.jsonl", "s3://b/x.jsonl"]})
+    config = settings(
+        tmp_path / "run", **{"data.task": None, "data.train_files": ["t.jsonl", "s3://b/x.jsonl"]}
+    )
     frozen = load_frozen(freeze(config, tmp_path / "run").parent)
     assert frozen.data.train_files == [str(tmp_path / "t.jsonl"), "s3://b/x.jsonl"]
     assert frozen.actor_rollout_ref.model.path == "builtin:tiny"
@@ -106,7 +118,9 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert path.read_text() == before and os.listdir(tmp_path) == ["config.yaml"]
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "can't be read"), ("a: [", "no YAML"), ("3", "no settings")])
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "can't be read"), ("a: [", "no YAML"), ("3", "no settings")]
+)
 def test_unreadable_frozen_settings(tmp_path: Path, text: str | None, message: str):
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)

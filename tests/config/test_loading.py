@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.config.helpers import problems, put, run_of
+from trainer.base.errors import UserError
 from trainer.config import load
-from trainer.config.checks import cross_checks
-from trainer.config.unread import unread_hints
-from trainer.errors import UserError
+from trainer.config.checks.cross import cross_checks
+from trainer.config.checks.no_effect import unread_hints
 
 A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
 M = "actor_rollout_ref.model"
@@ -24,25 +24,38 @@ def test_smallest_run_loads_with_verls_names():
 
 
 def test_keys_that_follow_another_follow_it():
-    config = load(run_of(**{f"{A}.ppo_max_token_len_per_gpu": 8192, f"{A}.clip_ratio": 0.1, "trainer.seed": 5}))
+    config = load(
+        run_of(
+            **{f"{A}.ppo_max_token_len_per_gpu": 8192, f"{A}.clip_ratio": 0.1, "trainer.seed": 5}
+        )
+    )
     ref = config.actor_rollout_ref
     assert ref.ref.log_prob_max_token_len_per_gpu == 8192
     assert ref.rollout.max_num_batched_tokens == 8192
-    assert config.critic.ppo_max_token_len_per_gpu == config.critic.forward_max_token_len_per_gpu == 16384
+    assert (
+        config.critic.ppo_max_token_len_per_gpu
+        == config.critic.forward_max_token_len_per_gpu
+        == 16384
+    )
     assert (ref.actor.clip_ratio_low, ref.actor.clip_ratio_high, config.data.seed) == (0.1, 0.1, 5)
 
 
 @pytest.mark.parametrize("budget", [4096, [4096], "auto"])
 def test_budget_is_a_number_a_list_or_auto(budget: object):
     assert (
-        load(run_of(**{f"{A}.ppo_max_token_len_per_gpu": budget})).actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        load(
+            run_of(**{f"{A}.ppo_max_token_len_per_gpu": budget})
+        ).actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         == budget
     )
 
 
 BAD = [
     # types and ranges
-    ({"data.train_batch_size": "x"}, "data.train_batch_size=x: expected a whole number (at least 1)"),
+    (
+        {"data.train_batch_size": "x"},
+        "data.train_batch_size=x: expected a whole number (at least 1)",
+    ),
     ({"data.train_batch_size": True}, "data.train_batch_size=true: expected a whole number"),
     ({f"{A}.optim.lr": -1.0}, f"{A}.optim.lr=-1.0: expected a number (at least 0)"),
     ({f"{A}.optim.lr": float("nan")}, f"{A}.optim.lr=nan: expected a number"),
@@ -53,22 +66,49 @@ BAD = [
     ({"trainer.checkpoint": None}, "trainer.checkpoint=null: expected a group of keys"),
     ({"critic": 3}, "critic=3: expected a group of keys"),
     ({"data.seed": "${data.foo}"}, "Interpolation key 'data.foo' not found"),
-    ({"trainer.seed": 10**12}, "trainer.seed=1000000000000: expected a whole number (at least 0, at most 4294967295)"),
+    (
+        {"trainer.seed": 10**12},
+        "trainer.seed=1000000000000: expected a whole number (at least 0, at most 4294967295)",
+    ),
     ({"data.val_files": []}, "data.val_files=[]: expected a text or a list of a text or null"),
     # keys
-    ({"data.train_batchsize": 4}, "unknown key data.train_batchsize; did you mean data.train_batch_size?"),
-    ({"actor.ppo_mini_batch_size": 4}, f"unknown key actor.ppo_mini_batch_size; did you mean {A}.ppo_mini_batch_size?"),
+    (
+        {"data.train_batchsize": 4},
+        "unknown key data.train_batchsize; did you mean data.train_batch_size?",
+    ),
+    (
+        {"actor.ppo_mini_batch_size": 4},
+        f"unknown key actor.ppo_mini_batch_size; did you mean {A}.ppo_mini_batch_size?",
+    ),
     ({"zzz": 4}, "unknown key zzz; docs/config.md lists all keys"),
     ({f"{A}.ppo_micro_batch_size": 4}, f"deprecated; use {A}.ppo_micro_batch_size_per_gpu"),
-    ({f"{A}.strategy": "fsdp"}, f"{A}.strategy=fsdp is not supported: DeepSpeed is the only training engine"),
-    ({f"{A}.fsdp_config.wrap_policy.min": 0}, f"{A}.fsdp_config.wrap_policy.min is not supported: DeepSpeed"),
-    ({f"{R}.multi_turn.enable": True}, f"{R}.multi_turn.enable is not supported: use actor_rollout_ref.rollout.agent"),
+    (
+        {f"{A}.strategy": "fsdp"},
+        f"{A}.strategy=fsdp is not supported: DeepSpeed is the only training engine",
+    ),
+    (
+        {f"{A}.fsdp_config.wrap_policy.min": 0},
+        f"{A}.fsdp_config.wrap_policy.min is not supported: DeepSpeed",
+    ),
+    (
+        {f"{R}.multi_turn.enable": True},
+        f"{R}.multi_turn.enable is not supported: use actor_rollout_ref.rollout.agent",
+    ),
     ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax is not supported: set"),
-    ({"trainer.save_freq": 3, "trainer.checkpoint.save_freq": 4}, "trainer.save_freq is another name of"),
+    (
+        {"trainer.save_freq": 3, "trainer.checkpoint.save_freq": 4},
+        "trainer.save_freq is another name of",
+    ),
     # sources
     ({"data.train_files": "x.jsonl"}, "data.task=arithmetic and data.train_files are both set"),
-    ({"data.task": None}, "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl"),
-    ({"data.task": None, "data.train_files": "x", "trainer.test_freq": 5}, "trainer.test_freq=5, but there is nothing"),
+    (
+        {"data.task": None},
+        "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl",
+    ),
+    (
+        {"data.task": None, "data.train_files": "x", "trainer.test_freq": 5},
+        "trainer.test_freq=5, but there is nothing",
+    ),
     ({"actor_rollout_ref.model.path": None}, "no model: set actor_rollout_ref.model.path"),
     # what isn't built
     ({f"{R}.gpu_memory_utilization": 0.5}, f"{R}.gpu_memory_utilization=0.5 is read by vllm only"),
@@ -78,26 +118,44 @@ BAD = [
     ({f"{R}.server.replicas": 2}, f"{R}.server.replicas=2, but {R}.name=hf starts no server"),
     ({f"{R}.agent.path": "x.py"}, f"{R}.agent.path=x.py needs {R}.agent.name"),
     ({f"{R}.agent.name": "calculator", f"{R}.agent.max_turns": 1}, f"{R}.agent.max_turns=1 leaves"),
-    ({f"{R}.agent.name": "calculator", f"{R}.agent.max_observation_length": 4096}, "fills the whole response"),
+    (
+        {f"{R}.agent.name": "calculator", f"{R}.agent.max_observation_length": 4096},
+        "fills the whole response",
+    ),
     ({"algorithm.max_staleness": 1}, "algorithm.max_staleness=1 does nothing here"),
     ({f"{R}.tensor_model_parallel_size": 2}, f"{R}.tensor_model_parallel_size=2"),
-    ({f"{A}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2}, f"{A}.ulysses_sequence_parallel_size=2"),
+    (
+        {f"{A}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2},
+        f"{A}.ulysses_sequence_parallel_size=2",
+    ),
     ({"actor_rollout_ref.hybrid_engine": False}, "actor_rollout_ref.hybrid_engine=false"),
-    ({"actor_rollout_ref.model.trust_remote_code": True}, "actor_rollout_ref.model.trust_remote_code=true"),
+    (
+        {"actor_rollout_ref.model.trust_remote_code": True},
+        "actor_rollout_ref.model.trust_remote_code=true",
+    ),
     ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae needs a value model"),
     ({"critic.enable": True}, "critic.enable=true needs a value model"),
     ({"reward_model.enable": True}, "reward_model.enable=true"),
     ({"data.use_packed_dataset": False}, "data.use_packed_dataset=false"),
     ({"trainer.checkpoint.atomic_save": False}, "trainer.checkpoint.atomic_save=false"),
     ({f"{A}.checkpoint.save_contents": ["model"]}, "save_contents lacks optimizer, extra"),
-    ({f"{A}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]}, "set trainer.export_hf=true"),
+    (
+        {f"{A}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]},
+        "set trainer.export_hf=true",
+    ),
     # budgets
     (
         {f"{A}.ppo_micro_batch_size_per_gpu": 4},
         f"set {A}.ppo_micro_batch_size_per_gpu=null, or {A}.use_dynamic_bsz=false",
     ),
-    ({f"{A}.use_dynamic_bsz": False}, f"{A}.use_dynamic_bsz=false needs {A}.ppo_micro_batch_size_per_gpu"),
-    ({f"{A}.ppo_max_token_len_per_gpu": 512}, "data.max_prompt_length=512 + data.max_response_length=512 = 1024"),
+    (
+        {f"{A}.use_dynamic_bsz": False},
+        f"{A}.use_dynamic_bsz=false needs {A}.ppo_micro_batch_size_per_gpu",
+    ),
+    (
+        {f"{A}.ppo_max_token_len_per_gpu": 512},
+        "data.max_prompt_length=512 + data.max_response_length=512 = 1024",
+    ),
     (
         {"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 9},
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9",
@@ -109,8 +167,14 @@ BAD = [
         {"data.train_batch_size": 10, f"{A}.ppo_mini_batch_size": 4},
         "nearest valid: train_batch_size=8 or 12, or ppo_mini",
     ),
-    ({"data.train_batch_size": 2, f"{A}.ppo_mini_batch_size": 4}, "is more than data.train_batch_size=2"),
-    ({"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3}, "don't divide over dp=3 ranks (10.67 each)"),
+    (
+        {"data.train_batch_size": 2, f"{A}.ppo_mini_batch_size": 4},
+        "is more than data.train_batch_size=2",
+    ),
+    (
+        {"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3},
+        "don't divide over dp=3 ranks (10.67 each)",
+    ),
     # sampling
     ({f"{R}.n": 1}, "grpo compares responses of one prompt"),
     ({f"{R}.temperature": 0.0}, f"{R}.temperature=0.0: expected a number (above 0)"),
@@ -131,7 +195,10 @@ BAD = [
     ({"trainer.process_on_nodes": [2]}, "differs from trainer.n_gpus_per_node=1"),
     ({"trainer.resume_mode": "path"}, "needs trainer.resume_from_path"),
     ({"trainer.resume_from_path": "x"}, "set resume_mode=path"),
-    ({"actor_rollout_ref.ref.ema_interval": 5}, "no reference is used: set actor_rollout_ref.actor.use_kl_loss=true"),
+    (
+        {"actor_rollout_ref.ref.ema_interval": 5},
+        "no reference is used: set actor_rollout_ref.actor.use_kl_loss=true",
+    ),
     # LoRA
     ({f"{M}.lora_rank": -1}, f"{M}.lora_rank=-1: expected a whole number (at least 0)"),
     ({f"{M}.lora_rank": 8, f"{M}.lora_alpha": 0}, f"{M}.lora_alpha=0: expected a number (above 0)"),
@@ -144,17 +211,38 @@ BAD = [
         "the reference of LoRA is the model without its adapters",
     ),
     ({"trainer.checkpoint.best_mode": "min"}, "but of what? Set trainer.checkpoint.best_metric"),
-    ({"trainer.checkpoint.best_metric": "actor/entropy"}, "Set trainer.checkpoint.best_mode=max or min"),
+    (
+        {"trainer.checkpoint.best_metric": "actor/entropy"},
+        "Set trainer.checkpoint.best_mode=max or min",
+    ),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),
     # what others leave unread
     ({f"{A}.grad_clip_adaptive": True, f"{A}.grad_clip": 0.0}, f"{A}.grad_clip=0 clips nothing"),
-    ({f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_low": 0.2, f"{A}.clip_ratio_high": 0.3}, f"{A}.clip_ratio=0.1, but"),
+    (
+        {f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_low": 0.2, f"{A}.clip_ratio_high": 0.3},
+        f"{A}.clip_ratio=0.1, but",
+    ),
     ({f"{R}.agent.turn_timeout_s": 3.0}, f"{R}.agent.name=null is one turn"),
-    ({"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0}, "keeps no best one"),
-    ({"custom_reward_function.name": "f"}, "custom_reward_function.name=f, but custom_reward_function.path=null"),
-    ({"trainer.checkpoint.write_share": 0.5, "trainer.checkpoint.async_save": False}, "write_share=0.5, but"),
-    ({"trainer.mode": "sft", f"{A}.entropy_coeff": 0.01}, f"{A}.entropy_coeff=0.01, but trainer.mode=sft learns"),
-    ({"trainer.mode": "sft", f"{R}.over_sampling": 1.5}, f"{R}.over_sampling=1.5, but trainer.mode=sft learns"),
+    (
+        {"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0},
+        "keeps no best one",
+    ),
+    (
+        {"custom_reward_function.name": "f"},
+        "custom_reward_function.name=f, but custom_reward_function.path=null",
+    ),
+    (
+        {"trainer.checkpoint.write_share": 0.5, "trainer.checkpoint.async_save": False},
+        "write_share=0.5, but",
+    ),
+    (
+        {"trainer.mode": "sft", f"{A}.entropy_coeff": 0.01},
+        f"{A}.entropy_coeff=0.01, but trainer.mode=sft learns",
+    ),
+    (
+        {"trainer.mode": "sft", f"{R}.over_sampling": 1.5},
+        f"{R}.over_sampling=1.5, but trainer.mode=sft learns",
+    ),
 ]
 
 
@@ -167,18 +255,37 @@ def test_each_bad_input_has_its_one_message(changes: dict[str, object], message:
 SWITCHED_OFF: list[tuple[dict[str, object], str]] = [
     ({f"{A}.kl_loss_coef": 0.01}, f"{A}.kl_loss_coef=0.01, but {A}.use_kl_loss=false"),
     ({f"{A}.kl_loss_type": "k1"}, f"{A}.kl_loss_type=k1, but {A}.use_kl_loss=false"),
-    ({"actor_rollout_ref.ref.ema_decay": 0.9}, "set it to a number of steps, or leave ema_decay out"),
+    (
+        {"actor_rollout_ref.ref.ema_decay": 0.9},
+        "set it to a number of steps, or leave ema_decay out",
+    ),
     ({f"{A}.grad_clip_min_batch_size": 16}, f"{A}.grad_clip_adaptive=false clips all steps alike"),
-    ({**STATIC, f"{A}.dynamic_bsz_bucketing": True}, f"dynamic_bsz_bucketing=true, but {A}.use_dynamic_bsz=false"),
-    ({**STATIC, f"{A}.share_prompt": True}, f"{A}.share_prompt=true, but {A}.use_dynamic_bsz=false"),
-    ({f"{A}.optim.min_lr_ratio": 0.1}, "lr_scheduler_type=constant never falls: set it to linear or cosine"),
-    ({f"{R}.val_kwargs.temperature": 0.6}, f"{R}.val_kwargs.do_sample=false takes the likeliest token"),
+    (
+        {**STATIC, f"{A}.dynamic_bsz_bucketing": True},
+        f"dynamic_bsz_bucketing=true, but {A}.use_dynamic_bsz=false",
+    ),
+    (
+        {**STATIC, f"{A}.share_prompt": True},
+        f"{A}.share_prompt=true, but {A}.use_dynamic_bsz=false",
+    ),
+    (
+        {f"{A}.optim.min_lr_ratio": 0.1},
+        "lr_scheduler_type=constant never falls: set it to linear or cosine",
+    ),
+    (
+        {f"{R}.val_kwargs.temperature": 0.6},
+        f"{R}.val_kwargs.do_sample=false takes the likeliest token",
+    ),
     ({f"{R}.server.start_timeout_s": 3.0}, f"{R}.name=hf starts no server"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), SWITCHED_OFF, ids=[message[:40] for _, message in SWITCHED_OFF])
-def test_what_a_sweep_over_its_switch_carries_along_is_told(changes: dict[str, object], message: str):
+@pytest.mark.parametrize(
+    ("changes", "message"), SWITCHED_OFF, ids=[message[:40] for _, message in SWITCHED_OFF]
+)
+def test_what_a_sweep_over_its_switch_carries_along_is_told(
+    changes: dict[str, object], message: str
+):
     (told,) = unread_hints(load(run_of(**changes)))
     assert message in told
 
@@ -194,8 +301,19 @@ def test_all_problems_are_reported_together():
 
 
 def test_contradictions_are_reported_together():
-    changes = {f"{A}.param_offload": True, f"{A}.ppo_micro_batch_size_per_gpu": 3, "data.train_batch_size": 5}
-    assert len(problems(run_of(**changes, **{f"{A}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 3}))) == 4
+    changes = {
+        f"{A}.param_offload": True,
+        f"{A}.ppo_micro_batch_size_per_gpu": 3,
+        "data.train_batch_size": 5,
+    }
+    assert (
+        len(
+            problems(
+                run_of(**changes, **{f"{A}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 3})
+            )
+        )
+        == 4
+    )
 
 
 def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
@@ -224,7 +342,11 @@ def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
 
 
 def test_what_such_a_snippet_carries_along_is_told_at_the_start():
-    loading = {"data.num_workers": 0, "data.prefetch_factor": 8, "data.filter_overlong_prompts": True}
+    loading = {
+        "data.num_workers": 0,
+        "data.prefetch_factor": 8,
+        "data.filter_overlong_prompts": True,
+    }
     assert len(unread_hints(load(run_of(**loading, **{"data.truncation": "left"})))) == 2
     snippet = {
         f"{A}.bucket_boundaries": [64, 256],
@@ -262,4 +384,6 @@ def test_static_baseline_needs_no_budget():
 
 
 def test_a_plan_may_lack_data_and_model():
-    assert load({"actor_rollout_ref": {"rollout": {"n": 2}}}, complete=False).data.train_files is None
+    assert (
+        load({"actor_rollout_ref": {"rollout": {"n": 2}}}, complete=False).data.train_files is None
+    )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import UserError
 from trainer.config.overrides import LAUNCHER, check
-from trainer.errors import UserError
 
 
 def complaints(*argv: str) -> str:
@@ -17,10 +17,15 @@ def complaints(*argv: str) -> str:
 
 
 def test_all_unknown_keys_are_named_at_once_with_and_without_plus():
-    text = complaints("data.trian_batch_size=4", "+trainer.ckeckpoint.save_freq=2", "++zzz=1", "data.seed=3")
+    text = complaints(
+        "data.trian_batch_size=4", "+trainer.ckeckpoint.save_freq=2", "++zzz=1", "data.seed=3"
+    )
     assert "3 problems" in text
     assert "unknown key data.trian_batch_size; did you mean data.train_batch_size?" in text
-    assert "unknown key trainer.ckeckpoint.save_freq; did you mean trainer.checkpoint.save_freq?" in text
+    assert (
+        "unknown key trainer.ckeckpoint.save_freq; did you mean trainer.checkpoint.save_freq?"
+        in text
+    )
     assert "unknown key zzz" in text
 
 
@@ -43,14 +48,25 @@ def test_unreadable_overrides(text: str, message: str):
 
 
 def test_the_same_key_twice_with_other_values():
-    assert "is set twice: 3 and 4" in complaints("trainer.save_freq=3", "trainer.checkpoint.save_freq=4")
+    assert "is set twice: 3 and 4" in complaints(
+        "trainer.save_freq=3", "trainer.checkpoint.save_freq=4"
+    )
 
 
 def test_other_spellings_are_renamed_and_a_plus_on_a_known_key_is_taken():
     argv = check(
-        ["trainer.save_freq=3", "actor_rollout.backend=hybrid", "+data.seed=4", "trainer.critic_warmup=0"]
+        [
+            "trainer.save_freq=3",
+            "actor_rollout.backend=hybrid",
+            "+data.seed=4",
+            "trainer.critic_warmup=0",
+        ]
     ).argv
-    assert argv[-3:] == ["trainer.checkpoint.save_freq=3", "actor_rollout_ref.hybrid_engine=true", "data.seed=4"]
+    assert argv[-3:] == [
+        "trainer.checkpoint.save_freq=3",
+        "actor_rollout_ref.hybrid_engine=true",
+        "data.seed=4",
+    ]
 
 
 def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
@@ -62,7 +78,10 @@ def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
 
 
 def test_flags_may_stand_between_overrides():
-    assert check(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == ["data.seed=1", "trainer.seed=1,2"]
+    assert check(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == [
+        "data.seed=1",
+        "trainer.seed=1,2",
+    ]
 
 
 def test_a_relative_config_path_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -73,7 +92,11 @@ def test_a_relative_config_path_is_the_callers(tmp_path: Path, monkeypatch: pyte
 
 
 def test_open_groups_take_any_key():
-    assert check(["data.apply_chat_template_kwargs.enable_thinking=false"]).argv[-1].startswith("++data.")
+    assert (
+        check(["data.apply_chat_template_kwargs.enable_thinking=false"])
+        .argv[-1]
+        .startswith("++data.")
+    )
 
 
 def test_keys_of_the_cluster_are_left_to_hydra():
@@ -83,7 +106,11 @@ def test_keys_of_the_cluster_are_left_to_hydra():
         assert only_looks.argv[-3:] == words
 
 
-@pytest.mark.parametrize("word", ["cluster=dev", "container.image=x.sif", "hydra/launcher=slurm", "hydra.sweep.dir=x"])
+@pytest.mark.parametrize(
+    "word", ["cluster=dev", "container.image=x.sif", "hydra/launcher=slurm", "hydra.sweep.dir=x"]
+)
 def test_what_only_jobs_read_is_no_setting_of_a_run_here(word: str):
-    assert f"{word}: read by jobs only; type python -m trainer -m ..." in complaints("data.seed=1", word)
+    assert f"{word}: read by jobs only; type python -m trainer -m ..." in complaints(
+        "data.seed=1", word
+    )
     check(["hydra.run.dir=x", "data=arithmetic"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import UserError
 from trainer.batching.cost import ModelShape
-from trainer.errors import UserError
 from trainer.plan import memory
 from trainer.plan.__main__ import main
 from trainer.plan.lengths import measure
 from trainer.plan.model import shape_of
-from trainer.plan.words import split
+from trainer.plan.options import split
 
 QWEN_7B = {
     "hidden_size": 3584,
@@ -54,32 +54,58 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_the_worked_example_and_the_budget_of_the_documents(plan):
-    code, out, err = plan(*BATCH, "plan.tp=2", "plan.pp=2", "plan.mean_prompt=210", "plan.mean_response=380")
+    code, out, err = plan(
+        *BATCH, "plan.tp=2", "plan.pp=2", "plan.mean_prompt=210", "plan.mean_response=380"
+    )
     assert (code, err) == (0, "")
-    for part in ("dp 2", "1024 a rank", "128 of 8 sequences", "4 an iteration", "16384 = (210 + 380) * 24 = 14160"):
+    for part in (
+        "dp 2",
+        "1024 a rank",
+        "128 of 8 sequences",
+        "4 an iteration",
+        "16384 = (210 + 380) * 24 = 14160",
+    ):
         assert part in out
 
 
 def test_a_7b_model_on_the_users_data(plan, tmp_path: Path, model: Path):
     rows = [{"prompt": "x" * 400, "response": "y" * 800}] * 50
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    argv = ("experiment=math_7b", f"actor_rollout_ref.model.path={model}", "data.train_files=t.jsonl")
-    code, out, err = plan(*argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2", "plan.gpu_gb=40")
+    argv = (
+        "experiment=math_7b",
+        f"actor_rollout_ref.model.path={model}",
+        "data.train_files=t.jsonl",
+    )
+    code, out, err = plan(
+        *argv, "plan.step_time_s=90", "plan.steps=100", "plan.write_gb_s=2", "plan.gpu_gb=40"
+    )
     assert (code, err) == (0, "")
-    for part in ("7,615.3 M", "50 rows", "100 + 200 tokens", "20.00 = 100 * 90 s * 8", "of 40 GB: DOES NOT FIT: lower"):
+    for part in (
+        "7,615.3 M",
+        "50 rows",
+        "100 + 200 tokens",
+        "20.00 = 100 * 90 s * 8",
+        "of 40 GB: DOES NOT FIT: lower",
+    ):
         assert part in out
 
 
 def test_what_does_not_divide_is_said_at_once_with_code_2(plan, model: Path):
     code, out, err = plan(*BATCH, f"actor_rollout_ref.model.path={model}", "plan.tp=3", "plan.pp=3")
     assert (code, out) == (2, "")
-    for part in ("tp=3 does not divide the model's 28", "pp=3 does not divide the model's 28 layers", "world=8 is not"):
+    for part in (
+        "tp=3 does not divide the model's 28",
+        "pp=3 does not divide the model's 28 layers",
+        "world=8 is not",
+    ):
         assert part in err
     assert "Traceback" not in err
 
 
 def test_wrong_words():
-    with pytest.raises(UserError, match=r"plan.step_time; did you mean 'step_time_s'.*\n.*pp=a: expected a whole"):
+    with pytest.raises(
+        UserError, match=r"plan.step_time; did you mean 'step_time_s'.*\n.*pp=a: expected a whole"
+    ):
         split(["plan.step_time=1", "plan.pp=a"])
     assert split(["data.seed=1", "plan.tp=2"])[1] == ["data.seed=1"]
 
@@ -88,7 +114,9 @@ def test_parameters_of_a_published_model(model: Path):
     assert shape_of(model).params == pytest.approx(7.616e9, rel=1e-3)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{}", "no config of a decoder"), (None, "can't be read")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{}", "no config of a decoder"), (None, "can't be read")]
+)
 def test_no_model_config(tmp_path: Path, text: str | None, message: str):
     if text:
         (tmp_path / "config.json").write_text(text)
@@ -101,7 +129,13 @@ SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=100)
 
 def predict(**changes: object) -> memory.Memory:
     base = dict(
-        dp=4, zero_stage=1, precision="bf16", micro_batch_tokens=64, recompute=False, reference=False, kv_tokens=0
+        dp=4,
+        zero_stage=1,
+        precision="bf16",
+        micro_batch_tokens=64,
+        recompute=False,
+        reference=False,
+        kv_tokens=0,
     )
     return memory.predict(SHAPE, **{**base, **changes})
 
@@ -135,13 +169,18 @@ def test_adapters_are_what_has_gradients_moments_and_a_place_in_a_checkpoint():
     found = predict(zero_stage=0, reference=True, adapters=adapters)
     assert (found.gradients, found.optimizer, found.reference) == (4 * adapters, 12 * adapters, 0)
     assert found.weights == 2 * (SHAPE.params + adapters)
-    assert memory.checkpoint_bytes(SHAPE, precision="bf16", zero_stage=1, adapters=adapters) == 14 * adapters
+    assert (
+        memory.checkpoint_bytes(SHAPE, precision="bf16", zero_stage=1, adapters=adapters)
+        == 14 * adapters
+    )
 
 
 def test_lengths_name_what_the_file_has(tmp_path: Path):
     file = tmp_path / "t.jsonl"
     file.write_text('{"question": "a"}\n')
-    with pytest.raises(UserError, match=r"data.prompt_key=prompt: .*t.jsonl has no such field; it has question"):
+    with pytest.raises(
+        UserError, match=r"data.prompt_key=prompt: .*t.jsonl has no such field; it has question"
+    ):
         measure(str(file), "prompt", "response", None)
     with pytest.raises(UserError, match="is not there"):
         measure(str(tmp_path / "no.jsonl"), "prompt", "response", None)
@@ -155,6 +194,8 @@ def test_lengths_of_parquet_and_chats(tmp_path: Path):
     import pyarrow.parquet as parquet
 
     chat = [{"role": "user", "content": "x" * 40}]
-    parquet.write_table(pyarrow.table({"prompt": [chat] * 3, "response": ["y" * 8] * 3}), tmp_path / "t.parquet")
+    parquet.write_table(
+        pyarrow.table({"prompt": [chat] * 3, "response": ["y" * 8] * 3}), tmp_path / "t.parquet"
+    )
     found = measure(str(tmp_path), "prompt", "response", None)
     assert (found.rows, found.mean_prompt, found.mean_response, found.longest) == (3, 10, 2, 12)

@@ -9,9 +9,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.config.helpers import REPO, run_of
-from trainer.config import Config, keys, load, reference, verl
-from trainer.config.expected import field_of
+from trainer.config import Config, load, reference
 from trainer.config.frozen import MAY_CHANGE
+from trainer.config.keys import tree as keys
+from trainer.config.keys import verl
+from trainer.config.keys.describe import field_of
 
 SNAPSHOT = Path(__file__).with_name("keys.txt")
 
@@ -38,11 +40,15 @@ def test_every_key_says_what_it_is():
 
 def test_key_surface_is_as_users_know_it():
     # A key that goes or changes its name breaks people's command lines: change keys.txt knowingly.
-    assert SNAPSHOT.read_text().splitlines() == [f"{key}={value}" for key, value in keys.known_keys().items()]
+    assert SNAPSHOT.read_text().splitlines() == [
+        f"{key}={value}" for key, value in keys.known_keys().items()
+    ]
 
 
 def test_reference_page_is_in_step():
-    assert (REPO / "docs" / "config.md").read_text() == reference.page(), "run python -m trainer.config.reference"
+    assert (REPO / "docs" / "config.md").read_text() == reference.page(), (
+        "run python -m trainer.config.reference"
+    )
 
 
 def test_settings_cannot_be_changed():

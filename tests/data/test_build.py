@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from trainer.base.errors import UserError
 from trainer.config.schema.data import Data
 from trainer.data import make_dataset, make_loader, to_sft_batch
-from trainer.errors import UserError
 from trainer.models.tiny import make_tokenizer
 from trainer.rewards import RewardRequest, Scorer
 
@@ -42,7 +42,9 @@ def test_the_built_in_task_makes_batches_for_both_modes(tokenizer: Any) -> None:
 
 
 def test_missing_files_are_named_by_their_key(tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"data.train_files is not set; name a file, or type data.task=arithmetic"):
+    with pytest.raises(
+        UserError, match=r"data.train_files is not set; name a file, or type data.task=arithmetic"
+    ):
         make_dataset(section(), tokenizer, split="train", mode="rl")
     assert make_dataset(section(), tokenizer, split="val", mode="rl") is None
     with pytest.raises(UserError, match=r"data.val_files: there is no file"):
@@ -79,7 +81,11 @@ def test_gsm8k_loads_and_its_own_answers_earn_the_reward(shared: Path, tokenizer
     with Scorer() as scorer:
         assert {s.value for s in scorer.score(requests)} == {1.0}
         wrong = [
-            RewardRequest(data_source="train", solution_text=r.solution_text, ground_truth=f"{r.ground_truth}1")
+            RewardRequest(
+                data_source="train",
+                solution_text=r.solution_text,
+                ground_truth=f"{r.ground_truth}1",
+            )
             for r in requests
         ]
         assert {s.value for s in scorer.score(wrong)} == {0.0}

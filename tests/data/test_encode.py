@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.toy import CharTokenizer, encoder
+from trainer.base.errors import UserError
 from trainer.data import Encoder, EncodeSettings, Example, to_sft_batch
 from trainer.data.encode import check
 from trainer.data.fields import Sample
 from trainer.data.truncate import truncate
-from trainer.errors import UserError
 
 IDS = st.lists(st.integers(0, 1000), max_size=60)
 
 
 @given(IDS, st.integers(1, 40), st.sampled_from(["left", "right", "middle"]))
-def test_truncation_keeps_the_limit_and_the_right_ends(ids: list[int], limit: int, side: str) -> None:
+def test_truncation_keeps_the_limit_and_the_right_ends(
+    ids: list[int], limit: int, side: str
+) -> None:
     cut = truncate(ids, limit, side)  # type: ignore[arg-type]
     assert len(cut) == min(len(ids), limit)
     if len(ids) <= limit:
@@ -34,7 +36,9 @@ def test_truncation_keeps_the_limit_and_the_right_ends(ids: list[int], limit: in
 
 
 def sample(prompt: object = "hello", response: str | None = None) -> Sample:
-    return Sample(prompt=prompt, response=response, ground_truth="1", data_source="d", extra_info={})  # type: ignore[arg-type]
+    return Sample(
+        prompt=prompt, response=response, ground_truth="1", data_source="d", extra_info={}
+    )  # type: ignore[arg-type]
 
 
 def text(ids: list[int] | None) -> str:
@@ -72,7 +76,9 @@ def test_truncation_cuts_prompts_on_its_side_and_responses_at_their_end() -> Non
 
 
 def test_a_long_response_is_refused_under_error() -> None:
-    with pytest.raises(UserError, match=r"f, row 0: the response has 8 tokens .* Type data.max_response_length=8"):
+    with pytest.raises(
+        UserError, match=r"f, row 0: the response has 8 tokens .* Type data.max_response_length=8"
+    ):
         encoder(max_response_length=7).encode(sample("a", "abcdefg"), index=0, file="f", row=0)
 
 
@@ -82,10 +88,19 @@ def test_a_response_of_exactly_the_limit_keeps_its_end_token() -> None:
 
 
 def test_ids_past_the_vocabulary_and_empty_fields_name_file_and_row() -> None:
-    with pytest.raises(UserError, match=r"f, row 2: the prompt holds token id 228, past the model's vocabulary of 128"):
+    with pytest.raises(
+        UserError,
+        match=r"f, row 2: the prompt holds token id 228, past the model's vocabulary of 128",
+    ):
         encoder(vocabulary=128).encode(sample("ä"), index=0, file="f", row=2)
     empty = Example(
-        prompt_ids=[1], response_ids=[], ground_truth=None, data_source="d", index=0, file="data.jsonl", row=7
+        prompt_ids=[1],
+        response_ids=[],
+        ground_truth=None,
+        data_source="d",
+        index=0,
+        file="data.jsonl",
+        row=7,
     )
     with pytest.raises(UserError, match=r"data.jsonl, row 7: the response has no tokens"):
         check(empty, 10)
@@ -101,24 +116,39 @@ def test_templates_come_from_texts_files_or_the_tokenizer(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=re.escape("data.chat_template: missing.jinja is neither")):
         encoder(chat_template="missing.jinja")
     (tmp_path / "t.jinja").write_text("{{ broken }}")
-    with pytest.raises(UserError, match=r"f, row 1: the chat template failed: ValueError: no such variable"):
+    with pytest.raises(
+        UserError, match=r"f, row 1: the chat template failed: ValueError: no such variable"
+    ):
         encoder(chat_template=str(tmp_path / "t.jinja")).encode(sample(), index=0, file="f", row=1)
 
 
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1)), min_size=1)
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1)),
+        min_size=1,
+    )
 )
 def test_the_ragged_batch_holds_every_token_once_and_trains_on_responses_only(
     pairs: list[tuple[list[int], list[int]]],
 ) -> None:
     batch = to_sft_batch(
         [
-            Example(prompt_ids=p, response_ids=r, ground_truth=None, data_source="d", index=i, file="f", row=i)
+            Example(
+                prompt_ids=p,
+                response_ids=r,
+                ground_truth=None,
+                data_source="d",
+                index=i,
+                file="f",
+                row=i,
+            )
             for i, (p, r) in enumerate(pairs)
         ]
     )
     assert batch.columns["input_ids"].tolist() == [t for p, r in pairs for t in p + r]
-    assert batch.columns["loss_mask"].tolist() == [m for p, r in pairs for m in [False] * len(p) + [True] * len(r)]
+    assert batch.columns["loss_mask"].tolist() == [
+        m for p, r in pairs for m in [False] * len(p) + [True] * len(r)
+    ]
     assert batch.lengths.tolist() == [len(p) + len(r) for p, r in pairs]
     assert batch.rows["prompt_lengths"].tolist() == [len(p) for p, _ in pairs]
     assert batch.rows["ids"].tolist() == list(range(len(pairs)))

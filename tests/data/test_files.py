@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.toy import encoder
+from trainer.base.errors import UserError
 from trainer.data import FileDataset, Keys, require_distinct
 from trainer.data.files import expand
-from trainer.errors import UserError
 
 ROWS = [{"prompt": f"q{i}", "answer": str(i), "response": f"r{i}"} for i in range(5)]
 
@@ -28,7 +28,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
         if path.suffix == ".parquet":
             pq.write_table(table, path, row_group_size=2)
         else:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            with (
+                pa.OSFile(str(path), "wb") as sink,
+                pa.ipc.new_stream(sink, table.schema) as writer,
+            ):
                 writer.write_table(table)
     return path
 
@@ -69,7 +72,9 @@ def test_blank_lines_and_a_missing_last_newline_do_no_harm(tmp_path: Path) -> No
 
 
 def test_verls_layout_is_read(tmp_path: Path) -> None:
-    """Chat messages, reward_model.ground_truth, data_source and extra_info, as verl prepares them."""
+    """Chat messages, reward_model.ground_truth, data_source and extra_info, as verl prepares
+    them.
+    """
     row = {
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": "1+1?", "name": None}],
@@ -93,22 +98,49 @@ def test_gsm8k_answers_end_after_the_hashes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "keys", "message"),
     [
-        ({"promt": "a"}, Keys(), r"row 1: no field 'prompt' \(data.prompt_key\). Found: promt; did you mean 'promt'\?"),
+        (
+            {"promt": "a"},
+            Keys(),
+            r"row 1: no field 'prompt' \(data.prompt_key\). Found: promt; did you mean 'promt'\?",
+        ),
         ({"a": {"b": "x"}}, Keys(), r"Found: a, a.b; set data.prompt_key to one of them"),
         ({"prompt": "a"}, Keys(), r"no field 'answer' \(data.answer_key\)"),
         ({"prompt": "a", "answer": " "}, Keys(), r"row 1: field 'answer' is empty"),
-        ({"prompt": " ", "answer": "1"}, Keys(), r"row 1: field 'prompt' is empty; fill it in or remove the row"),
-        ({"prompt": [], "answer": "1"}, Keys(), r"row 1: field 'prompt' is empty"),
-        ({"prompt": None, "answer": "1"}, Keys(), r"must be a text or a list of chat messages, found nothing \(null\)"),
-        ({"prompt": 3, "answer": "1"}, Keys(), r"found int '3'"),
-        ({"prompt": [{"text": "a"}], "answer": "1"}, Keys(), r"message 0 must have 'role' and 'content'.* with text"),
-        ({"prompt": [{"role": "user", "content": " "}], "answer": "1"}, Keys(), r"no user message with text"),
         (
-            {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
+            {"prompt": " ", "answer": "1"},
+            Keys(),
+            r"row 1: field 'prompt' is empty; fill it in or remove the row",
+        ),
+        ({"prompt": [], "answer": "1"}, Keys(), r"row 1: field 'prompt' is empty"),
+        (
+            {"prompt": None, "answer": "1"},
+            Keys(),
+            r"must be a text or a list of chat messages, found nothing \(null\)",
+        ),
+        ({"prompt": 3, "answer": "1"}, Keys(), r"found int '3'"),
+        (
+            {"prompt": [{"text": "a"}], "answer": "1"},
+            Keys(),
+            r"message 0 must have 'role' and 'content'.* with text",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": " "}], "answer": "1"},
+            Keys(),
+            r"no user message with text",
+        ),
+        (
+            {
+                "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                "answer": "1",
+            },
             Keys(),
             r"ends with an assistant message",
         ),
-        ({"prompt": "a", "answer": "1"}, Keys(response="chosen"), r"no field 'chosen' \(data.response_key\)"),
+        (
+            {"prompt": "a", "answer": "1"},
+            Keys(response="chosen"),
+            r"no field 'chosen' \(data.response_key\)",
+        ),
         ({"prompt": "a", "answer": "1", "r": ""}, Keys(response="r"), r"field 'r' is empty"),
     ],
 )
@@ -137,7 +169,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     ds = open_(bad)
     with pytest.raises(UserError, match=r"bad.jsonl, row 2: not valid JSON"):
         ds[1]
-    with pytest.raises(UserError, match=r"bad.jsonl, row 3: a JSON object per line is wanted, found list"):
+    with pytest.raises(
+        UserError, match=r"bad.jsonl, row 3: a JSON object per line is wanted, found list"
+    ):
         ds[2]
     for name, content, message in (
         ("e.jsonl", "", "is empty"),
@@ -152,20 +186,26 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
             open_(tmp_path / name)
 
 
-def test_a_corrupt_parquet_file_and_a_full_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corrupt_parquet_file_and_a_full_disk_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"prompt": f"question {i} " * 9, "answer": "1"} for i in range(500)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", use_dictionary=False)
     content = bytearray((tmp_path / "d.parquet").read_bytes())
     content[100:3000] = bytes(range(256)) * 11 + bytes(84)
     (tmp_path / "bad.parquet").write_bytes(content)
-    with pytest.raises(UserError, match=r"bad.parquet (can't be read|is not a valid Parquet file): "):
+    with pytest.raises(
+        UserError, match=r"bad.parquet (can't be read|is not a valid Parquet file): "
+    ):
         open_(tmp_path / "bad.parquet")
 
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("trainer.data.tables.pa.OSFile", full)
-    with pytest.raises(UserError, match=r"d.parquet can't be unpacked into .*No space left .*; set TMPDIR"):
+    with pytest.raises(
+        UserError, match=r"d.parquet can't be unpacked into .*No space left .*; set TMPDIR"
+    ):
         open_(tmp_path / "d.parquet")
 
 
@@ -201,8 +241,12 @@ def test_overlong_prompts_are_filtered_before_the_first_epoch(tmp_path: Path, wo
     path = write(tmp_path / "d.jsonl", rows)
     short = encoder(max_prompt_length=len("<user>xx<assistant>"))
     ds = open_(path, encoder=short, filter_prompts=True, num_workers=workers)
-    assert [int(ds[k].ground_truth) for k in range(len(ds))] == [i for i in range(1, 600) if 0 < i % 5 <= 2]
-    with pytest.raises(UserError, match=r"all 480 prompts .* are longer than data.max_prompt_length"):
+    assert [int(ds[k].ground_truth) for k in range(len(ds))] == [
+        i for i in range(1, 600) if 0 < i % 5 <= 2
+    ]
+    with pytest.raises(
+        UserError, match=r"all 480 prompts .* are longer than data.max_prompt_length"
+    ):
         open_(path, encoder=encoder(max_prompt_length=3), filter_prompts=True, num_workers=workers)
 
 

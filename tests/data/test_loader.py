@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.data.toy import Toy
+from trainer.base.errors import UserError
 from trainer.data import Fingerprint, Loader, Position, require_sound, worker_count
-from trainer.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,25 +39,42 @@ def test_bad_rows_that_a_run_will_meet_are_found_before_it_begins(workers: int) 
     with pytest.raises(UserError, match=r"^toy, row 150: bad$"):
         require_sound(toy, loader.ahead(50), num_workers=workers)
     require_sound(toy, [i for i in range(200) if i != 150], num_workers=workers)
-    with pytest.raises(UserError, match=r"^toy, row 150: bad \(2 of 3 rows can't be trained on; this is the first\)$"):
+    with pytest.raises(
+        UserError,
+        match=r"^toy, row 150: bad \(2 of 3 rows can't be trained on; this is the first\)$",
+    ):
         require_sound(toy, [149, 150, 150], num_workers=workers)
     ticks = iter(range(100))
     order = [*range(150), *range(151, 200), 150]  # a second for each 64: the bad one is not come to
-    assert require_sound(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks)) == 3 * 64
+    assert (
+        require_sound(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks))
+        == 3 * 64
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_resume_goes_on_with_the_very_next_sample(workers: int, persistent: bool) -> None:
-    """Also with other numbers of workers before and after, in mid-epoch and exactly at an epoch's end."""
-    options: dict[str, Any] = {"batch_size": 4, "seed": 3, "persistent_workers": persistent, "prefetch_factor": 3}
+    """Also with other numbers of workers before and after, in mid-epoch and exactly at an epoch's
+    end.
+    """
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "seed": 3,
+        "persistent_workers": persistent,
+        "prefetch_factor": 3,
+    }
     whole = take(Loader(Toy(22), **options), 14)
     assert len({i for batch in whole[:5] for i in batch}) == 20
     for stop in (0, 4, 5, 6, 13):
         with Loader(Toy(22), num_workers=workers, **options) as first:
             before = take(first, stop)
             state = json.loads(json.dumps(first.state_dict()))
-        assert (state["epoch"], state["offset"], state["samples"]) == (stop // 5, stop % 5 * 4, stop * 4)
+        assert (state["epoch"], state["offset"], state["samples"]) == (
+            stop // 5,
+            stop % 5 * 4,
+            stop * 4,
+        )
         with Loader(Toy(22), num_workers=2 - workers, **options) as second:
             second.load_state_dict(state)
             after = take(second, 14 - stop)
@@ -90,7 +107,9 @@ def test_validation_keeps_the_short_last_batch_and_the_order() -> None:
 
 
 def test_a_batch_that_cannot_be_filled_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"data.train_batch_size=8 .* 7 samples .* type data.train_batch_size=7"):
+    with pytest.raises(
+        UserError, match=r"data.train_batch_size=8 .* 7 samples .* type data.train_batch_size=7"
+    ):
         Loader(Toy(7), batch_size=8)
 
 
@@ -136,7 +155,10 @@ def test_a_dead_worker_is_an_error_within_seconds_that_names_what_it_loaded() ->
     started = time.monotonic()
     with Loader(Toy(8, crash=5), batch_size=2, shuffle=False, num_workers=2) as loader:
         assert take(loader, 2) == [[0, 1], [2, 3]]
-        with pytest.raises(RuntimeError, match=r"data worker 0 .* was killed by SIGKILL.* from 4 on in epoch 0 of toy"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"data worker 0 .* was killed by SIGKILL.* from 4 on in epoch 0 of toy",
+        ):
             take(loader, 1)
     assert time.monotonic() - started < 300  # not after the loader's patience of 600 s
 
@@ -157,7 +179,7 @@ def test_workers_are_capped_by_the_cores_of_the_rank() -> None:
 
 SCRIPT = """
 import json, sys
-from trainer import signals
+from trainer.base import signals
 signals.install()
 from tests.data.toy import Toy
 from trainer.data import Loader
@@ -173,8 +195,9 @@ sys.stdin.readline()
 
 
 def test_workers_outlive_a_signal_to_the_group_and_die_with_their_parent() -> None:
-    """Slurm signals every process of a step; the batches of the step in progress must still arrive. After kill -9 of
-    the rank no worker stays behind."""
+    """Slurm signals every process of a step; the batches of the step in progress must still arrive.
+    After kill -9 of the rank no worker stays behind.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         cwd=ROOT,

@@ -24,7 +24,9 @@ def test_an_epoch_holds_every_sample_once(size: int, seed: int, epoch: int) -> N
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(1, 30))
-def test_positions_go_through_every_epoch(size: int, batch: int, drop_last: bool, steps: int) -> None:
+def test_positions_go_through_every_epoch(
+    size: int, batch: int, drop_last: bool, steps: int
+) -> None:
     if drop_last and batch > size:
         return
     at, delivered, per_epoch = Position(), 0, {}

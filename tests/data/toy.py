@@ -1,4 +1,6 @@
-"""Small stand-ins: a tokenizer of one token per character, and data sets whose samples are their index."""
+"""Small stand-ins: a tokenizer of one token per character, and data sets whose samples are their
+index.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.data import Encoder, EncodeSettings, Example, Fingerprint
-from trainer.errors import UserError
 
 
 class CharTokenizer:
@@ -21,7 +23,9 @@ class CharTokenizer:
     def __len__(self) -> int:
         return 0x300
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, chat_template: str | None = None, **_: Any) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, chat_template: str | None = None, **_: Any
+    ) -> str:
         if chat_template == "{{ broken }}":
             raise ValueError("no such variable")
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
@@ -32,13 +36,16 @@ class CharTokenizer:
 
 def encoder(**settings: Any) -> Encoder:
     return Encoder(
-        CharTokenizer(), EncodeSettings(**{"max_prompt_length": 200, "max_response_length": 100, **settings})
+        CharTokenizer(),
+        EncodeSettings(**{"max_prompt_length": 200, "max_response_length": 100, **settings}),
     )
 
 
 @dataclass
 class Toy:
-    """Sample i has the prompt [i + 1]. What goes wrong at which index is told by the other fields."""
+    """Sample i has the prompt [i + 1]. What goes wrong at which index is told by the other
+    fields.
+    """
 
     size: int
     bad: int = -1

@@ -1,6 +1,8 @@
-"""A rank that records a step and then waits: for a signal, or for the file ``go`` in its run folder.
+"""A rank that records a step and then waits: for a signal, or for the file ``go`` in its run
+folder.
 
-What a test does to the run then comes in time, however busy the machine is. ``HELD_AT`` in the environment: the step.
+What a test does to the run then comes in time, however busy the machine is. ``HELD_AT`` in the
+environment: the step.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer import signals, worker
-from trainer.tracking.jsonl import MetricsFile
+from trainer import worker
+from trainer.base import signals
+from trainer.base.metrics_file import MetricsFile
 
 HELD_AT, GO = "PLIMSOLL_TEST_HELD_AT", "go"
 LONGEST_S = 400.0
@@ -26,7 +29,9 @@ def main(run_dir: Path) -> int:
         append(self, record)
         until = time.monotonic() + LONGEST_S
         while (
-            record["step"] == int(os.environ[HELD_AT]) and signals.requested() is None and not (run_dir / GO).exists()
+            record["step"] == int(os.environ[HELD_AT])
+            and signals.requested() is None
+            and not (run_dir / GO).exists()
         ):
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.e2e import held_worker
-from trainer.tracking.jsonl import TIMING_PREFIXES
+from trainer.base.metrics_file import TIMING_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 280.0
@@ -30,7 +30,12 @@ SMALL = [
     "data.num_workers=1",
     "data.val_max_samples=4",
 ]
-SFT = ["experiment=demo_sft", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", *SMALL]
+SFT = [
+    "experiment=demo_sft",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    *SMALL,
+]
 GRPO = [
     "experiment=demo_grpo",
     "data.train_batch_size=4",
@@ -49,7 +54,9 @@ def start(run: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(*arguments, f"trainer.default_local_dir={run}"),
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)} | env,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+        | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -63,12 +70,16 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
         screen = process.communicate(timeout=BOUND_S)[0]
     except subprocess.TimeoutExpired:
         kill(process)
-        raise AssertionError(f"the run went on for more than {BOUND_S} s: {process.communicate()[0]}") from None
+        raise AssertionError(
+            f"the run went on for more than {BOUND_S} s: {process.communicate()[0]}"
+        ) from None
     return process.returncode, screen
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """KILL the command and what is in its process group; ranks of several end by themselves when it is gone."""
+    """KILL the command and what is in its process group; ranks of several end by themselves when it
+    is gone.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -80,14 +91,18 @@ def finish(run: Path, *arguments: str, code: int = 0, **env: str) -> str:
 
 
 def start_held(run: Path, step: int, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """A run that doesn't go on from ``step`` before it is asked to stop or ``go`` lies in its folder."""
+    """A run that doesn't go on from ``step`` before it is asked to stop or ``go`` lies in its
+    folder.
+    """
     held = {"PLIMSOLL_WORKER_MODULE": held_worker.__name__, held_worker.HELD_AT: str(step)}
     return start(run, *arguments, **held, **env)
 
 
-def interrupt(run: Path, number: int, *arguments: str, step: int, before: int, **env: str) -> tuple[int, str]:
-    """Start a run, send it a signal once it has recorded ``step``, at any time ``before`` that one, and wait for its
-    end.
+def interrupt(
+    run: Path, number: int, *arguments: str, step: int, before: int, **env: str
+) -> tuple[int, str]:
+    """Start a run, send it a signal once it has recorded ``step``, at any time ``before`` that one,
+    and wait for its end.
     """
     process = start_held(run, before - 1, *arguments, **env)
     deadline = time.monotonic() + BOUND_S
@@ -115,7 +130,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
     """By step, what two equal runs have to agree on."""
     return {
-        row["training/global_step"]: {k: v for k, v in row.items() if not k.startswith(TIMING_PREFIXES)}
+        row["training/global_step"]: {
+            k: v for k, v in row.items() if not k.startswith(TIMING_PREFIXES)
+        }
         for row in rows(run)
     }
 

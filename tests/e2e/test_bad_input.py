@@ -18,24 +18,39 @@ ROOT = Path(__file__).parents[2]
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    "
 FILES = {
     "ok.jsonl": '{"question": "1+1?", "answer": "#### 2"}\n',
-    "empty.jsonl": '{"question": "1+1?", "answer": "#### 2"}\n{"question": "", "answer": "#### 2"}\n',
+    "empty.jsonl": '{"question": "1+1?", "answer": "#### 2"}\n{"question": "", "answer": "#### '
+    '2"}\n',
     "raises.py": REWARD + "raise ValueError('b')\n",
     "nan.py": REWARD + "return float('nan')\n",
     "model/config.json": '{"model_type": "llama"}',
     "a_file": "",
 }
-OWN = ["data.task=null", "data.prompt_key=question", "data.train_batch_size=1", "data.shuffle=false"]
+OWN = [
+    "data.task=null",
+    "data.prompt_key=question",
+    "data.train_batch_size=1",
+    "data.shuffle=false",
+]
 OWN += ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "data.num_workers=0"]
 CASES = {
     "missing file": (["data.task=null", "data.train_files=@/no.jsonl"], "there is no file"),
-    "wrong field": (["data.task=null", "data.train_files=@/ok.jsonl", "data.prompt_key=q"], "Found: question, answer"),
+    "wrong field": (
+        ["data.task=null", "data.train_files=@/ok.jsonl", "data.prompt_key=q"],
+        "Found: question, answer",
+    ),
     "empty prompt": ([*OWN, "data.train_files=@/empty.jsonl"], "row 2"),
     "over the budget": (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32"], "=72 or more"),
     "do not divide": (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "nearest valid"),
     "unknown key": (["actor_rollout_ref.actor.ppo_max_tokn_len_per_gpu=512"], "did you mean"),
-    "both batch sizes": (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"], "exclude each other"),
+    "both batch sizes": (
+        ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
+        "exclude each other",
+    ),
     "no weights": (["actor_rollout_ref.model.path=@/model"], "has no weights"),
-    "reward raises": (["custom_reward_function.path=@/raises.py"], "raised ValueError: b (raises.py:2)"),
+    "reward raises": (
+        ["custom_reward_function.path=@/raises.py"],
+        "raised ValueError: b (raises.py:2)",
+    ),
     "reward is NaN": (["custom_reward_function.path=@/nan.py"], "not a finite number"),
     "no folder there": (["trainer.default_local_dir=@/a_file/run"], "a_file"),
 }
@@ -45,10 +60,25 @@ def trainer(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     given = [f"trainer.default_local_dir={folder / 'run'}"]
     given = [] if any(o.startswith("trainer.default_local_dir") for o in overrides) else given
     quick = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[console]"]
-    steps = [] if any("total_training_steps" in o for o in overrides) else ["trainer.total_training_steps=1"]
-    command = [sys.executable, "-m", "trainer", "experiment=demo_grpo", *quick, *steps, *given, *overrides]
+    steps = (
+        []
+        if any("total_training_steps" in o for o in overrides)
+        else ["trainer.total_training_steps=1"]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "experiment=demo_grpo",
+        *quick,
+        *steps,
+        *given,
+        *overrides,
+    ]
     environ = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500, check=False
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -60,7 +90,9 @@ def test_one_message(tmp_path: Path, name: str) -> None:
     done = trainer(tmp_path, *[o.replace("@", str(tmp_path)) for o in overrides])
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    errors = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error:")]
+    errors = [
+        line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error:")
+    ]
     assert len(errors) == 1 and wanted in errors[0]
 
 
@@ -71,11 +103,17 @@ def test_a_token_past_the_vocabulary(tmp_path: Path) -> None:
     tiny.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     tiny.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "far.jsonl").write_text('{"question": "1+1<far>?", "answer": "#### 2"}\n')
-    given = [f"actor_rollout_ref.model.path={tmp_path / 'model'}", f"data.train_files={tmp_path / 'far.jsonl'}"]
+    given = [
+        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        f"data.train_files={tmp_path / 'far.jsonl'}",
+    ]
     done = trainer(tmp_path, *OWN, *given, "data.max_prompt_length=64")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    assert "has 513 tokens, more than the model's vocabulary of 512" in done.stderr and "resize" in done.stderr
+    assert (
+        "has 513 tokens, more than the model's vocabulary of 512" in done.stderr
+        and "resize" in done.stderr
+    )
 
 
 @pytest.fixture
@@ -84,7 +122,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True, timeout=200)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True, timeout=200
+    )
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True, timeout=200)
 
@@ -101,9 +141,13 @@ def test_a_full_disk_costs_no_work(small_disk: Path) -> None:
 
 
 def test_a_rank_that_fails_later_speaks_last_and_loses_no_step(tmp_path: Path) -> None:
-    """Two ranks; one fails in the second step: both save the first one and end, the error last on the screen."""
+    """Two ranks; one fails in the second step: both save the first one and end, the error last on
+    the screen.
+    """
     count = "import os\nN = 0\n" + REWARD + "global N\n    N += 1\n"
-    (tmp_path / "one.py").write_text(count + "    return 1 / (os.environ['RANK'] == '0' or N <= 8)\n")
+    (tmp_path / "one.py").write_text(
+        count + "    return 1 / (os.environ['RANK'] == '0' or N <= 8)\n"
+    )
     more = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", "data.num_workers=1"]
     more += [
         "data.train_batch_size=8",
@@ -115,4 +159,6 @@ def test_a_rank_that_fails_later_speaks_last_and_loses_no_step(tmp_path: Path) -
     last = (done.stdout + done.stderr).rstrip().splitlines()[-1]
     assert "raised ZeroDivisionError" in last and "one.py:6" in last
     assert "Step 1 is saved; the same command goes on" in last
-    assert (tmp_path / "run" / "checkpoints" / "step_1").is_dir() and sorted(metrics(tmp_path / "run")) == [1]
+    assert (tmp_path / "run" / "checkpoints" / "step_1").is_dir() and sorted(
+        metrics(tmp_path / "run")
+    ) == [1]

@@ -1,4 +1,6 @@
-"""A run with adapters goes on from a checkpoint bit for bit; its base stays; what it exports is whole."""
+"""A run with adapters goes on from a checkpoint bit for bit; its base stays; what it exports is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ MORE = [
 
 
 def test_a_run_goes_on_from_the_middle_under_zero_3(tmp_path: Path) -> None:
-    whole, rest, given = tmp_path / "whole", tmp_path / "rest", [*GRPO, *MORE, "trainer.total_training_steps=3"]
+    whole, rest, given = (
+        tmp_path / "whole",
+        tmp_path / "rest",
+        [*GRPO, *MORE, "trainer.total_training_steps=3"],
+    )
     finish(whole, *given, "trainer.checkpoint.save_freq=2")
     middle = whole / "checkpoints" / "step_2"
     finish(rest, *given, "trainer.resume_mode=path", f"trainer.resume_from_path={middle}")
@@ -31,7 +37,9 @@ def test_a_run_goes_on_from_the_middle_under_zero_3(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, weights(rest)[name]) for name, tensor in weights(whole).items())
     kl = [row["actor/kl_loss"] for row in rows(whole)]
     assert kl[0] < 1e-6 < kl[-1], "the reference is the model that the run began with"
-    base = dict(load_model("builtin:tiny", dtype=torch.float32, device="cpu").model.named_parameters())
+    base = dict(
+        load_model("builtin:tiny", dtype=torch.float32, device="cpu").model.named_parameters()
+    )
     found = weights(whole)
     assert found.keys() == base.keys() and "model.layers.0.mlp.up_proj.weight" in found
     changed = {name for name in found if not torch.equal(found[name], base[name])}
@@ -40,4 +48,6 @@ def test_a_run_goes_on_from_the_middle_under_zero_3(tmp_path: Path) -> None:
     again = load_model(str(tmp_path / "exported"), dtype=torch.float32, device="cpu").model
     assert all(torch.equal(found[name], tensor) for name, tensor in again.named_parameters())
     saved = sum(f.stat().st_size for f in (whole / "checkpoints" / "step_3").rglob("*.pt"))
-    assert saved < 4 * sum(p.numel() for p in base.values()), "the frozen weights are in no checkpoint"
+    assert saved < 4 * sum(p.numel() for p in base.values()), (
+        "the frozen weights are in no checkpoint"
+    )

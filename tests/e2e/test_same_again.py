@@ -1,4 +1,6 @@
-"""A run repeated from its frozen config, stopped and continued, or killed and continued, ends in the same weights."""
+"""A run repeated from its frozen config, stopped and continued, or killed and continued, ends in
+the same weights.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ LEFT_OVER = ["actor_rollout_ref.rollout.over_sampling=1.5", "algorithm.max_stale
 
 def arguments(stage: str, ranks: int) -> list[str]:
     more = LEFT_OVER if (stage, ranks) == ("grpo", 2) else []
-    return [*STAGES[stage], *more, f"trainer.total_training_steps={STEPS}", f"trainer.n_gpus_per_node={ranks}"]
+    return [
+        *STAGES[stage],
+        *more,
+        f"trainer.total_training_steps={STEPS}",
+        f"trainer.n_gpus_per_node={ranks}",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +48,26 @@ def undisturbed(folder: Path) -> Callable[[str, int], Path]:
     def run(stage: str, ranks: int) -> Path:
         path = folder / f"{stage}-{ranks}"
         screen = finish(path, *arguments(stage, ranks))
-        assert f"Done: {STEPS} steps" in screen and sorted(metrics(path)) == list(range(1, STEPS + 1))
+        assert f"Done: {STEPS} steps" in screen and sorted(metrics(path)) == list(
+            range(1, STEPS + 1)
+        )
         return path
 
     return run
 
 
-def test_old_equals_new_from_the_frozen_config(undisturbed: Callable[[str, int], Path], tmp_path: Path) -> None:
+def test_old_equals_new_from_the_frozen_config(
+    undisturbed: Callable[[str, int], Path], tmp_path: Path
+) -> None:
     before = undisturbed("sft", 1)
     finish(tmp_path / "again", "--config-path", str(before), "--config-name", "config")
     assert_same(tmp_path / "again", before)
 
 
 @pytest.mark.parametrize(("stage", "ranks"), RUNS)
-def test_stopped_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
+def test_stopped_and_continued(
+    undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int
+) -> None:
     run = tmp_path / "run"
     code, screen = interrupt(run, signal.SIGTERM, *arguments(stage, ranks), step=2, before=STEPS)
     assert code == 85, screen
@@ -65,7 +78,9 @@ def test_stopped_and_continued(undisturbed: Callable[[str, int], Path], tmp_path
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [("sft", 1), ("grpo", 2)])
-def test_killed_and_continued(undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int) -> None:
+def test_killed_and_continued(
+    undisturbed: Callable[[str, int], Path], tmp_path: Path, stage: str, ranks: int
+) -> None:
     run, given = tmp_path / "run", [*arguments(stage, ranks), EACH_STEP]
     code, screen = interrupt(run, signal.SIGKILL, *given, step=2, before=STEPS)
     assert code == -signal.SIGKILL, screen
@@ -75,9 +90,14 @@ def test_killed_and_continued(undisturbed: Callable[[str, int], Path], tmp_path:
 
 
 def assert_goodput(record: list[dict[str, Any]]) -> None:
-    """Of two attempts: only the steps that count are productive, and starting twice took its time."""
+    """Of two attempts: only the steps that count are productive, and starting twice took its
+    time.
+    """
     last, steps = record[-1], {row["training/global_step"]: row["timing/step"] for row in record}
-    assert last["goodput/attempts"] == 2 and 0 < last["goodput/ettr_with_queue"] <= last["goodput/ettr"] < 1
+    assert (
+        last["goodput/attempts"] == 2
+        and 0 < last["goodput/ettr_with_queue"] <= last["goodput/ettr"] < 1
+    )
     assert abs(last["goodput/productive_s"] - sum(steps.values())) < 0.01
     assert last["goodput/wall_s"] > last["goodput/productive_s"] + last["goodput/lost_s"]
 
@@ -85,5 +105,10 @@ def assert_goodput(record: list[dict[str, Any]]) -> None:
 def test_two_ranks_then_one_then_two(folder: Path) -> None:
     """Elastic: the run goes on with as many ranks as it is given."""
     for ranks, steps in ((2, 1), (1, 2), (2, 3)):
-        finish(folder / "elastic", *GRPO, f"trainer.total_training_steps={steps}", f"trainer.n_gpus_per_node={ranks}")
+        finish(
+            folder / "elastic",
+            *GRPO,
+            f"trainer.total_training_steps={steps}",
+            f"trainer.n_gpus_per_node={ranks}",
+        )
     assert sorted(metrics(folder / "elastic")) == [1, 2, 3]

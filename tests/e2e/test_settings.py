@@ -12,7 +12,9 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path) -> None:
-    """Two mini-batches and two epochs a rollout: old log-probs are recomputed, the ratio moves away from 1."""
+    """Two mini-batches and two epochs a rollout: old log-probs are recomputed, the ratio moves away
+    from 1.
+    """
     finish(
         tmp_path,
         *(word for word in GRPO if "ppo_mini_batch_size" not in word),
@@ -36,7 +38,13 @@ def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path)
 
 
 def test_the_static_padded_baseline(tmp_path: Path) -> None:
-    finish(tmp_path, *GRPO, TWO, f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2")
+    finish(
+        tmp_path,
+        *GRPO,
+        TWO,
+        f"{ACTOR}.use_dynamic_bsz=false",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+    )
     found = rows(tmp_path)
     assert [row["training/global_step"] for row in found] == [1, 2]
     assert all(row["batch/num_micro_batches"] == 4 for row in found)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launch import Point
+from jobs.submit.launch import Point
 
 FAKES = {
     # Notes the script and answers like Slurm; REFUSE makes it refuse.
@@ -71,13 +71,16 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def point(index: int = 0, *overrides: str, cluster: dict[str, Any] | None = None, **settings: Any) -> Point:
+def point(
+    index: int = 0, *overrides: str, cluster: dict[str, Any] | None = None, **settings: Any
+) -> Point:
     """A point whose config has ``settings``, dotted names written with two underscores."""
     config: dict[str, Any] = {
         "data": {"task": "arithmetic"},
         "actor_rollout_ref": {"model": {"path": "builtin:tiny"}, "rollout": {"n": 2}},
         "trainer": {"total_training_steps": 20},
-        "cluster": {"local_folders": [], "check_gpus": False, "min_free_disk_gb": 0.0} | (cluster or {}),
+        "cluster": {"local_folders": [], "check_gpus": False, "min_free_disk_gb": 0.0}
+        | (cluster or {}),
         "container": None,
     }
     for name, value in settings.items():
@@ -86,7 +89,11 @@ def point(index: int = 0, *overrides: str, cluster: dict[str, Any] | None = None
         for part in path:
             at = at.setdefault(part, {})
         at[last] = value
-    return Point(index=index, overrides=overrides or tuple(f"{k}={v}" for k, v in settings.items()), config=config)
+    return Point(
+        index=index,
+        overrides=overrides or tuple(f"{k}={v}" for k, v in settings.items()),
+        config=config,
+    )
 
 
 def until(true: Callable[[], bool], seconds: float = 120.0) -> None:

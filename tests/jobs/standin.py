@@ -1,10 +1,13 @@
-"""A rank that keeps the trainer's protocol and trains nothing: steps, a checkpoint, USR2 or TERM -> saved, code 85.
+"""A rank that keeps the trainer's protocol and trains nothing: steps, a checkpoint, USR2 or TERM ->
+saved, code 85.
 
-Its "weights" are a hash over all steps, so that an interrupted run equals an uninterrupted one only if no step was lost
-or repeated. Settings come from the config: ``trainer.total_training_steps``, and the experiment's name says what to do.
+Its "weights" are a hash over all steps, so that an interrupted run equals an uninterrupted one only
+if no step was lost or repeated. Settings come from the config: ``trainer.total_training_steps``,
+and the experiment's name says what to do.
 
-``STANDIN_HOLD_AFTER``: after so many steps of an attempt it makes no more until it is asked to stop, or the file ``go``
-lies in its run folder: what interrupts it comes in time, however busy the machine is.
+``STANDIN_HOLD_AFTER``: after so many steps of an attempt it makes no more until it is asked to
+stop, or the file ``go`` lies in its run folder: what interrupts it comes in time, however busy the
+machine is.
 """
 
 from __future__ import annotations
@@ -56,13 +59,16 @@ def main(run: Path) -> int:
         state["weights"] = hashlib.sha256(f"{state['weights']}{state['step']}".encode()).hexdigest()
         if rank == 0:
             with (run / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": state["step"], "critic/score/mean": state["step"] / total}) + "\n")
+                file.write(
+                    json.dumps({"step": state["step"], "critic/score/mean": state["step"] / total})
+                    + "\n"
+                )
         if state["step"] % 10 == 0:
             _save(saved, state)
     for number in (
         signal.SIGUSR2,
         signal.SIGTERM,
-    ):  # as trainer.signals: one that comes late must not kill what has saved
+    ):  # as trainer.base.signals: one that comes late must not kill what has saved
         signal.signal(number, signal.SIG_IGN)
     _save(saved, state)
     if state["step"] >= total:

@@ -9,17 +9,33 @@ from typing import Any
 
 import pytest
 
-from jobs.attempt import begin, end
+from jobs.attempt.bookkeeping import begin, end
 from jobs.records import attempts, write_json
 
 PLAN = {
-    "launch": "L", "gpus": 8, "limit_s": 36000, "signal_delay_s": 60,
+    "launch": "L",
+    "gpus": 8,
+    "limit_s": 36000,
+    "signal_delay_s": 60,
     "budgets": {"preempted": None, "timeout": 1, "node_failure": 1, "bad_node": 1},
-}  # fmt: skip
+}
 FIELDS = {
-    "attempt", "launch", "job", "nodes", "start", "end", "wall_s", "gpu_s", "step_from", "step_to", "cause",
-    "exit_code", "why", "requeue", "bad_nodes",
-}  # fmt: skip
+    "attempt",
+    "launch",
+    "job",
+    "nodes",
+    "start",
+    "end",
+    "wall_s",
+    "gpu_s",
+    "step_from",
+    "step_to",
+    "cause",
+    "exit_code",
+    "why",
+    "requeue",
+    "bad_nodes",
+}
 
 
 @pytest.fixture
@@ -39,7 +55,10 @@ def step(run: Path, number: int) -> None:
 
 def show(**fields: str) -> str:
     return " ".join(
-        f"{k}={v}" for k, v in ({"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None"} | fields).items()
+        f"{k}={v}"
+        for k, v in (
+            {"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None"} | fields
+        ).items()
     )
 
 
@@ -59,18 +78,24 @@ def show(**fields: str) -> str:
         ("node_failure", None),
     ],
 )
-def test_every_cause_has_nodes_steps_wall_and_gpu_seconds(run: Path, cause: str, given: dict[str, Any] | None) -> None:
+def test_every_cause_has_nodes_steps_wall_and_gpu_seconds(
+    run: Path, cause: str, given: dict[str, Any] | None
+) -> None:
     assert start(run, 1000.0) == "1"
     step(run, 12)
     if given is None:  # the batch script died with its node: the next attempt writes the line
-        assert start(run, 5000.0, sacct="NODE_FAIL|0:0|n[1-2]|1090\nRUNNING|0:0|n3|Unknown\n") == "2"
+        assert (
+            start(run, 5000.0, sacct="NODE_FAIL|0:0|n[1-2]|1090\nRUNNING|0:0|n3|Unknown\n") == "2"
+        )
     else:
         end(run, number=1, now=1090.0, **({"bad_node": ""} | given))
     (line,) = attempts(run)
     assert set(line) == FIELDS and line["cause"] == cause
     assert (line["nodes"], line["wall_s"], line["gpu_s"]) == ("n[1-2]", 90.0, 720.0)
     assert (line["step_from"], line["step_to"], line["launch"]) == (0, 12, "L")
-    assert line["requeue"] == (cause in ("preempted", "requeued", "signalled", "timeout", "bad_node", "node_failure"))
+    assert line["requeue"] == (
+        cause in ("preempted", "requeued", "signalled", "timeout", "bad_node", "node_failure")
+    )
 
 
 def test_without_accounting_a_lost_attempt_lasted_until_it_last_wrote(run: Path) -> None:
@@ -94,7 +119,9 @@ def test_an_attempt_goes_on_from_its_checkpoint_not_from_what_was_logged(run: Pa
     assert json.loads((run / "logs/attempt_2/begin.json").read_text())["step"] == 10
 
 
-def test_the_budget_for_lost_nodes_ends_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_budget_for_lost_nodes_ends_a_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(run, 1000.0)
     assert start(run, 2000.0, sacct="NODE_FAIL|0:0|n1|1500\n") == "2"
     assert start(run, 3000.0, sacct="NODE_FAIL|0:0|n1|2500\n") == "stop"
@@ -115,5 +142,7 @@ def test_a_resubmit_does_not_pay_for_what_was_lost_before(run: Path) -> None:
 def test_a_batch_script_back_from_a_node_that_was_cut_off_has_no_say(run: Path) -> None:
     start(run, 1000.0)
     start(run, 2000.0, sacct="NODE_FAIL|0:0|n1|1500\n")
-    assert end(run, number=1, exit_code=85, scontrol=show(), bad_node="", now=2100.0) == "stop lost -"
+    assert (
+        end(run, number=1, exit_code=85, scontrol=show(), bad_node="", now=2100.0) == "stop lost -"
+    )
     assert len(attempts(run)) == 1

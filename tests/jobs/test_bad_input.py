@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jobs.hydra_entry import launch_on_slurm
-from jobs.launch import jobs_of
-from jobs.preflight import folder_problems, save_seconds
 from jobs.slurm import Slurm, seconds
+from jobs.submit.hydra_entry import launch_on_slurm
+from jobs.submit.launch import jobs_of
+from jobs.submit.preflight import folder_problems, save_seconds
 from tests.jobs.conftest import point, put
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.plan.memory import checkpoint_bytes
 from trainer.plan.model import shape_of as model_shape_of
 
@@ -21,9 +21,17 @@ from trainer.plan.model import shape_of as model_shape_of
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({"trainer__n_gpus_per_node": 16, "data__train_batch_size": 64}, {}, "have 8 GPUs; use at most that"),
+        (
+            {"trainer__n_gpus_per_node": 16, "data__train_batch_size": 64},
+            {},
+            "have 8 GPUs; use at most that",
+        ),
         ({"cluster": {"partition": "lowest"}}, {}, "did you mean 'low'"),
-        ({}, {"partition": "nowhere"}, "partition 'nowhere' is not known to Slurm, which has low, high."),
+        (
+            {},
+            {"partition": "nowhere"},
+            "partition 'nowhere' is not known to Slurm, which has low, high.",
+        ),
         ({}, {"timout_min": 5}, "did you mean 'timeout_min'"),
         ({}, {"timeout_min": 1, "signal_delay_s": 60}, "leaves nothing of timeout_min=1"),
         ({}, {"timeout_min": 99, "signal_delay_s": 60}, "above the partition's MaxTime of 60 min"),
@@ -31,48 +39,94 @@ from trainer.plan.model import shape_of as model_shape_of
         ({}, {"gpus_per_node": 2}, "contradicts trainer.n_gpus_per_node=1"),
         ({}, {"nodes": 2}, "contradicts trainer.nnodes=1"),
         (
-            {"actor_rollout_ref__rollout__name": "vllm_server", "actor_rollout_ref__rollout__nnodes": 2},
+            {
+                "actor_rollout_ref__rollout__name": "vllm_server",
+                "actor_rollout_ref__rollout__nnodes": 2,
+            },
             {"nodes": 1},
             "contradicts trainer.nnodes + actor_rollout_ref.rollout.nnodes=3",
         ),
         (
-            {"actor_rollout_ref__rollout__name": "vllm_server", "actor_rollout_ref__rollout__nnodes": 32},
+            {
+                "actor_rollout_ref__rollout__name": "vllm_server",
+                "actor_rollout_ref__rollout__nnodes": 32,
+            },
             {},
-            "trainer.nnodes + actor_rollout_ref.rollout.nnodes=33, but a job of partition 'default' gets at most 32",
+            "trainer.nnodes + actor_rollout_ref.rollout.nnodes=33, but a job of partition "
+            "'default' gets at most 32",
         ),
-        ({"actor_rollout_ref__rollout__nnodes": 2}, {}, "rollout.nnodes=2 is for an engine with processes of its own"),
-        ({"container": {"runtime": "apptainer", "image": "/no.sif"}}, {}, "/no.sif does not exist; build it with"),
+        (
+            {"actor_rollout_ref__rollout__nnodes": 2},
+            {},
+            "rollout.nnodes=2 is for an engine with processes of its own",
+        ),
+        (
+            {"container": {"runtime": "apptainer", "image": "/no.sif"}},
+            {},
+            "/no.sif does not exist; build it with",
+        ),
         ({"cluster": {"local_folders": ["/tmp"]}}, {}, "shared file system"),
         ({"trainer__total_training_steps": -4}, {}, "total_training_steps=-4"),
         (
             {"trainer__n_gpus_per_node": 3, "data__train_batch_size": 64},
             {},
-            "don't divide over dp=3 ranks (42.67 each); nearest valid: ppo_mini_batch_size=63 or 66",
+            "don't divide over dp=3 ranks (42.67 each); nearest valid: ppo_mini_batch_size=63 or "
+            "66",
         ),
-        ({"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 3}, {}, "nearest valid: world=3"),
-        ({"actor_rollout_ref__model__path": "./no/such/model"}, {}, "model.path=./no/such/model: there is no /"),
+        (
+            {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 3},
+            {},
+            "nearest valid: world=3",
+        ),
+        (
+            {"actor_rollout_ref__model__path": "./no/such/model"},
+            {},
+            "model.path=./no/such/model: there is no /",
+        ),
         (
             {"data__task": None, "data__train_files": ["/no/*.jsonl"]},
             {},
             "data.train_files=/no/*.jsonl: there is no /no",
         ),
-        ({}, {"max_array_size": 0}, "hydra.launcher.max_array_size=0 must be a whole number of at least 1"),
-        ({}, {"array_parallelism": 0.5}, "hydra.launcher.array_parallelism=0.5 must be a whole number"),
-        ({}, {"gpus_per_task": 4}, "hydra.launcher.gpus_per_task=4, but each task is a rank, which has one GPU"),
-        ({}, {"cpus_per_task": 0}, "hydra.launcher.cpus_per_task=0 must be a whole number of at least 1"),
+        (
+            {},
+            {"max_array_size": 0},
+            "hydra.launcher.max_array_size=0 must be a whole number of at least 1",
+        ),
+        (
+            {},
+            {"array_parallelism": 0.5},
+            "hydra.launcher.array_parallelism=0.5 must be a whole number",
+        ),
+        (
+            {},
+            {"gpus_per_task": 4},
+            "hydra.launcher.gpus_per_task=4, but each task is a rank, which has one GPU",
+        ),
+        (
+            {},
+            {"cpus_per_task": 0},
+            "hydra.launcher.cpus_per_task=0 must be a whole number of at least 1",
+        ),
         ({}, {"mem_gb": -1}, "hydra.launcher.mem_gb=-1 must be a number above 0"),
         ({}, {"timeout_min": "1 hour"}, "hydra.launcher.timeout_min=1 hour must be a whole number"),
     ],
 )
 def test_message(
-    settings: dict[str, Any], options: dict[str, Any], message: str, fake: Path, tmp_path: Path,
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    message: str,
+    fake: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("MAX_TIME", "01:00:00")
     good = point(0)
     bad = point(1, **{"trainer__seed": 7, **settings})
     with pytest.raises(UserError) as caught:
-        launch_on_slurm([good, bad], {"ledger": str(tmp_path / "ledger"), **options}, tmp_path / "sweep")
+        launch_on_slurm(
+            [good, bad], {"ledger": str(tmp_path / "ledger"), **options}, tmp_path / "sweep"
+        )
     assert message in str(caught.value)
     assert not list(fake.glob("script*")) and not (tmp_path / "sweep").exists()
 
@@ -81,19 +135,26 @@ def test_all_jobs_are_told_at_once(fake: Path, tmp_path: Path) -> None:
     points = [point(0), point(1, trainer__nnodes=0), point(2, data__train_batch_size=0)]
     with pytest.raises(UserError) as caught:
         launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
-    assert "job 1 (" in str(caught.value) and "job 2 (" in str(caught.value) and "job 0" not in str(caught.value)
+    assert (
+        "job 1 (" in str(caught.value)
+        and "job 2 (" in str(caught.value)
+        and "job 0" not in str(caught.value)
+    )
 
 
 def test_two_jobs_cannot_share_a_run_folder(fake: Path, tmp_path: Path) -> None:
     same = f"trainer.default_local_dir={tmp_path}/same"
     points = [
-        point(n, same, trainer__default_local_dir=f"{tmp_path}/same", trainer__seed=n) for n in range(2)
-    ]  # fmt: skip
+        point(n, same, trainer__default_local_dir=f"{tmp_path}/same", trainer__seed=n)
+        for n in range(2)
+    ]
     with pytest.raises(UserError, match="jobs 0 and 1 share the run folder"):
         launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
 
 
-def test_without_slurm_the_local_launcher_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_local_launcher_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="hydra/launcher=local"):
         launch_on_slurm([point(0)], {}, tmp_path / "sweep")
@@ -114,27 +175,45 @@ def test_an_image_that_was_changed(fake: Path, tmp_path: Path) -> None:
     image.write_bytes(b"image")
     container = {"runtime": "apptainer", "image": str(image), "digest": "sha256:0123"}
     with pytest.raises(UserError, match="was changed"):
-        launch_on_slurm([point(0, container=container)], {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
+        launch_on_slurm(
+            [point(0, container=container)], {"ledger": str(tmp_path / "l")}, tmp_path / "sweep"
+        )
 
 
-def test_arrays_are_cut_at_max_array_size(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_cut_at_max_array_size(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAX_ARRAY", "2")
     points = [point(n, trainer__seed=n) for n in range(5)]
     assert launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep") == 0
-    arrays = [line for n in range(3) for line in (fake / f"script{n}").read_text().splitlines() if "--array" in line]
+    arrays = [
+        line
+        for n in range(3)
+        for line in (fake / f"script{n}").read_text().splitlines()
+        if "--array" in line
+    ]
     assert arrays == ["#SBATCH --array=0-1%2", "#SBATCH --array=0-1%2", "#SBATCH --array=0-0%1"]
 
 
 SEVEN_B = {
-    "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "intermediate_size": 18944, "vocab_size": 152064, "head_dim": 128,
-}  # fmt: skip
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "head_dim": 128,
+}
 
 
 @pytest.mark.parametrize(
     ("cluster", "options", "message"),
     [
-        ({}, {"signal_delay_s": 60}, r"predicted to take 10\d s.*signal_delay_s=60; set it to 19\d or more"),
+        (
+            {},
+            {"signal_delay_s": 60},
+            r"predicted to take 10\d s.*signal_delay_s=60; set it to 19\d or more",
+        ),
         ({}, {}, r"predicted to take 10\d s.*its partition's GraceTime of 10 s; use a partition"),
         (
             {"grace_s": 30},
@@ -157,7 +236,9 @@ def test_the_size_of_a_checkpoint_has_one_formula(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SEVEN_B))
     (job,) = jobs_of([point(0, actor_rollout_ref__model__path=str(tmp_path))], tmp_path)
     size = checkpoint_bytes(model_shape_of(tmp_path), precision="bf16", zero_stage=1)
-    assert save_seconds(job.checked, job.shape) == pytest.approx(size / 1e9 + 1)  # at 1 GB/s; a second to commit
+    assert save_seconds(job.checked, job.shape) == pytest.approx(
+        size / 1e9 + 1
+    )  # at 1 GB/s; a second to commit
 
 
 def test_run_folder_below_a_file(tmp_path: Path) -> None:
@@ -173,7 +254,14 @@ def test_a_slurm_that_hangs_is_named_not_waited_for(fake: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("30", 30), ("10:00", 600), ("1:00:00", 3600), ("2-00:00:00", 172800), ("1-12", 129600), ("UNLIMITED", None)],
+    [
+        ("30", 30),
+        ("10:00", 600),
+        ("1:00:00", 3600),
+        ("2-00:00:00", 172800),
+        ("1-12", 129600),
+        ("UNLIMITED", None),
+    ],
 )
 def test_slurms_times(text: str, value: int | None) -> None:
     assert seconds(text) == value

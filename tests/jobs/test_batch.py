@@ -1,4 +1,6 @@
-"""The batch script itself, run by bash with a fake Slurm: one attempt from its first line to its requeue."""
+"""The batch script itself, run by bash with a fake Slurm: one attempt from its first line to its
+requeue.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.hydra_entry import launch_on_slurm
 from jobs.records import attempts
+from jobs.submit.hydra_entry import launch_on_slurm
 from tests.jobs.conftest import calls, point, put, until
-from trainer.run_folder import read_json
+from trainer.base.run_folder import read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +27,11 @@ class Lab:
     """Submits one sweep to the fake and runs its scripts."""
 
     def __init__(self, fake: Path, tmp_path: Path) -> None:
-        self.fake, self.ledger, self.sweep = fake, tmp_path / "ledger.jsonl", tmp_path / "a sweep's folder"
+        self.fake, self.ledger, self.sweep = (
+            fake,
+            tmp_path / "ledger.jsonl",
+            tmp_path / "a sweep's folder",
+        )
 
     def launch(self, points: Sequence, **options: object) -> int:
         return launch_on_slurm(points, {"ledger": str(self.ledger), **options}, self.sweep)
@@ -38,14 +44,23 @@ class Lab:
         folder = next(iter(self.sweep.glob(".submitit/*")))
         pickle = next(iter(sorted(folder.glob("*_submitted.pkl"))))
         slurm = {
-            "SLURM_ARRAY_JOB_ID": pickle.name.split("_")[0], "SLURM_ARRAY_TASK_ID": str(index), "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1",
-            "SLURM_RESTART_COUNT": str(restarts), "PYTHONPATH": str(ROOT),
-            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin", "STANDIN_STEP_S": "0.001",
-        }  # fmt: skip
+            "SLURM_ARRAY_JOB_ID": pickle.name.split("_")[0],
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_RESTART_COUNT": str(restarts),
+            "PYTHONPATH": str(ROOT),
+            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin",
+            "STANDIN_STEP_S": "0.001",
+        }
         log = (self.fake / "batch.log").open("ab")
         return subprocess.Popen(
-            ["bash", str(self.fake / "script0")], env={**os.environ, **slurm, **env}, stdout=log, stderr=log
+            ["bash", str(self.fake / "script0")],
+            env={**os.environ, **slurm, **env},
+            stdout=log,
+            stderr=log,
         )
 
     def attempt(self, **env: str) -> int:
@@ -61,7 +76,12 @@ def test_a_job_runs_to_its_end(lab: Lab) -> None:
     assert lab.launch([point(0)]) == 0
     assert lab.attempt() == 0, (lab.fake / "batch.log").read_text()
     (line,) = attempts(lab.run)
-    assert line["cause"] == "done" and line["step_to"] == 20 and line["nodes"] == "n1" and line["job"] == "100_0"
+    assert (
+        line["cause"] == "done"
+        and line["step_to"] == 20
+        and line["nodes"] == "n1"
+        and line["job"] == "100_0"
+    )
     log = (lab.run / "logs/attempt_1/rank_0.log").read_text()
     assert "rank 0 of 1 attempt 1" in log and "master 10.0.0.7" in log
     assert calls(lab.fake) == ""
@@ -73,7 +93,9 @@ def test_saved_and_queued_again_with_its_array_index(lab: Lab) -> None:
     process = lab.start(STANDIN_HOLD_AFTER="3")
     _stop_when_at_step(lab.run, 3)
     assert process.wait(timeout=200) == 85
-    assert calls(lab.fake) == "scontrol requeue 100_0\n"  # SLURM_JOB_ID would requeue the whole array
+    assert (
+        calls(lab.fake) == "scontrol requeue 100_0\n"
+    )  # SLURM_JOB_ID would requeue the whole array
     (line,) = attempts(lab.run)
     assert line["cause"] == "signalled" and line["step_to"] == 3
     assert lab.attempt(restarts=1) == 0
@@ -82,7 +104,9 @@ def test_saved_and_queued_again_with_its_array_index(lab: Lab) -> None:
 
 
 def _stop_when_at_step(run: Path, step: int) -> None:
-    """TERM to the trainer, whose pid the stand-in's log folder does not tell: found by its command line under /proc."""
+    """TERM to the trainer, whose pid the stand-in's log folder does not tell: found by its command
+    line under /proc.
+    """
     metrics = run / "metrics.jsonl"
     until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step)
     mine = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, run)]
@@ -102,13 +126,18 @@ def _is_worker(process: Path, run: Path) -> bool:
 
 @pytest.mark.parametrize("state", ["SIGNALING", ""])
 def test_a_job_that_slurm_has_not_taken_is_queued_again(lab: Lab, state: str) -> None:
-    """Its signal is still on the way to some process, or the controller doesn't answer for a moment."""
+    """Its signal is still on the way to some process, or the controller doesn't answer for a
+    moment.
+    """
     lab.launch([point(0)])
     (lab.fake / "job").write_text(f"JobState={state} Restarts=0 PreemptTime=None" if state else "")
     process = lab.start(STANDIN_HOLD_AFTER="2")
     _stop_when_at_step(lab.run, 2)
     assert process.wait(timeout=200) == 85
-    assert attempts(lab.run)[0]["cause"] == "signalled" and calls(lab.fake) == "scontrol requeue 100_0\n"
+    assert (
+        attempts(lab.run)[0]["cause"] == "signalled"
+        and calls(lab.fake) == "scontrol requeue 100_0\n"
+    )
 
 
 def test_slurm_that_took_the_job_itself_is_not_asked_again(lab: Lab) -> None:
@@ -147,23 +176,37 @@ def test_an_attempt_that_died_with_its_node_is_written_down_by_the_next(lab: Lab
     until(lambda: log.exists() and "rank 0" in log.read_text())
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=200)
-    for orphan in [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, lab.run)]:
+    for orphan in [
+        p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_worker(p, lab.run)
+    ]:
         os.kill(int(orphan.name), signal.SIGKILL)
     begun = read_json(lab.run / "logs/attempt_1/begin.json")["start"]
     (lab.fake / "sacct").write_text(f"NODE_FAIL|0:0|n1|{int(begun) + 1}\nRUNNING|0:0|n2|Unknown\n")
     assert lab.attempt(restarts=1) == 0
     lost, done = attempts(lab.run)
     assert (lost["cause"], lost["attempt"], lost["nodes"]) == ("node_failure", 1, "n1")
-    assert lost["gpu_s"] == lost["wall_s"] <= 1.0  # as accounting has it, not until the next attempt came
+    assert (
+        lost["gpu_s"] == lost["wall_s"] <= 1.0
+    )  # as accounting has it, not until the next attempt came
     assert (done["cause"], done["attempt"]) == ("done", 2)
 
 
 def test_no_override_can_inject_shell(lab: Lab) -> None:
     evil = "x'; touch PWNED; $(touch PWNED) `touch PWNED` \"\n#SBATCH --uid=0"
     with pytest.raises(Exception, match="experiment_name"):
-        lab.launch([point(0, f"trainer.experiment_name={evil}", trainer__experiment_name=evil, trainer__nope=1)])
+        lab.launch(
+            [
+                point(
+                    0,
+                    f"trainer.experiment_name={evil}",
+                    trainer__experiment_name=evil,
+                    trainer__nope=1,
+                )
+            ]
+        )
     lab.launch(
-        [point(0, f"trainer.experiment_name={evil}", trainer__project_name="p; touch PWNED")], sweep="$(touch PWNED)"
+        [point(0, f"trainer.experiment_name={evil}", trainer__project_name="p; touch PWNED")],
+        sweep="$(touch PWNED)",
     )
     assert lab.attempt() == 0
     assert not list(lab.sweep.parent.rglob("PWNED")) and not Path("PWNED").exists()
@@ -178,7 +221,9 @@ def test_secrets_are_in_no_file(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
         assert b"s3cr3t-k3y" not in path.read_bytes(), path
 
 
-def test_leaked_slurm_variables_do_not_reach_sbatch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaked_slurm_variables_do_not_reach_sbatch(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x1")
     monkeypatch.setenv("SLURM_CONF", "/etc/x.conf")
     lab.launch([point(0)])
@@ -191,7 +236,11 @@ def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
     assert read_json(lab.run / "job.json")["git"].keys() <= {"commit", "dirty"}
     code = lab.sweep / "code"
     assert (code / "trainer/worker.py").exists() and (code / "conf/config.yaml").exists()
-    put(code / "jobs", "attempt.py", "not used: the test's own tree comes first on PYTHONPATH only after the snapshot")
+    put(
+        code / "jobs/attempt",
+        "bookkeeping.py",
+        "not used: the test's own tree comes first on PYTHONPATH only after the snapshot",
+    )
     assert lab.attempt() == 1  # the snapshot is what runs, broken as it is now
 
 
@@ -200,7 +249,11 @@ def test_the_payload_holds_strings_only(lab: Lab) -> None:
     code = "import sys, submitit.core.utils as u; d = u.DelayedSubmission.load(sys.argv[1]); print(vars(d.function))"
     pickle = next(iter(lab.sweep.glob(".submitit/*/*_submitted.pkl")))
     out = subprocess.run(
-        [sys.executable, "-c", code, str(pickle)], capture_output=True, text=True, timeout=200, cwd=ROOT
+        [sys.executable, "-c", code, str(pickle)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
     )
     assert out.stdout.strip() == str({"run": str(lab.run)}), out.stderr
     assert json.loads((lab.run / "job.json").read_text())["overrides"] == []

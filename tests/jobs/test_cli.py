@@ -14,18 +14,18 @@ from rich.console import Console
 
 from jobs import ledger
 from jobs.__main__ import main
-from jobs.launch import jobs_of, states_of
 from jobs.ledger import Entry
-from jobs.plan import Job, make_plan
 from jobs.records import append_line
-from jobs.report import plan_text
-from jobs.select import select
-from jobs.shape import Shape
-from jobs.site import Cluster, Container
 from jobs.slurm import Slurm
-from jobs.table import table_of
+from jobs.submit.cluster_config import Cluster, Container
+from jobs.submit.launch import jobs_of, states_of
+from jobs.submit.plan import Job, make_plan
+from jobs.submit.report import plan_text
+from jobs.submit.shape import Shape
+from jobs.view.select import select
+from jobs.view.table import table_of
 from tests.jobs.conftest import calls, point
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape(nodes=1, ranks_per_node=1, gpus_per_node=1, cluster=Cluster(), container=Container())
@@ -35,9 +35,17 @@ def entry(root: Path, index: int, **values: object) -> Entry:
     run = root / f"run{index}"
     (run / "logs/attempt_1").mkdir(parents=True, exist_ok=True)
     known = {
-        "name": f"s/{index}", "sweep": "s", "run": str(run), "signature": str(index), "shape": "1n1g", "gpus": 1,
-        "overrides": ("a.lr=1", f"b.c.seed={index}"), "launch": "L", "phase": "submitted", "job": f"100_{index}",
-    }  # fmt: skip
+        "name": f"s/{index}",
+        "sweep": "s",
+        "run": str(run),
+        "signature": str(index),
+        "shape": "1n1g",
+        "gpus": 1,
+        "overrides": ("a.lr=1", f"b.c.seed={index}"),
+        "launch": "L",
+        "phase": "submitted",
+        "job": f"100_{index}",
+    }
     return Entry(**(known | values))
 
 
@@ -54,13 +62,18 @@ def book(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (fake / "squeue").write_text("102|100|2|PENDING|Priority|\n")
     for number in (0, 1):
         rows = [{"step": s, "critic/score/mean": s / 10 + number} for s in range(1, 4 - number)]
-        (Path(entries[number].run) / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        (Path(entries[number].run) / "metrics.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in rows)
+        )
     return path
 
 
 def test_status(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
-    rows = {r["name"]: (r["state"], r["reason"]) for r in map(json.loads, capsys.readouterr().out.splitlines())}
+    rows = {
+        r["name"]: (r["state"], r["reason"])
+        for r in map(json.loads, capsys.readouterr().out.splitlines())
+    }
     assert rows == {
         "s/0": ("COMPLETED", ""),
         "s/1": ("FAILED", "error: as before"),
@@ -97,26 +110,36 @@ def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[s
         (["--ledger", "/nowhere", "status"], "the ledger /nowhere isn't there (looked from "),
     ],
 )
-def test_wrong_input(words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(
+    words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([word.replace("{tmp}", str(book.parent)) for word in words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_cancel_ends_only_what_lives(book: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_ends_only_what_lives(
+    book: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["cancel", "s"]) == 0
     assert calls(fake) == "scancel 100_2\n"
     said = capsys.readouterr().out
     assert "left alone s/0: COMPLETED\n" in said and "cancelled 1 run(s): s/2\n" in said
 
 
-def test_the_table_on_a_narrow_terminal_and_in_a_pipe(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name can be copied from it, a failed run says its last words, and a pipe gets neither colours nor folds."""
+def test_the_table_on_a_narrow_terminal_and_in_a_pipe(
+    book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name can be copied from it, a failed run says its last words, and a pipe gets neither
+    colours nor folds.
+    """
     (book.parent / "run1/logs/attempt_1/rank_0.log").write_text("step 1\nRuntimeError: on fire\n")
     entries = select(ledger.read(book), [])
     table = table_of(entries, states_of(entries, Slurm()))
     narrow = io.StringIO()
     Console(file=narrow, width=60, no_color=True).print(table)
-    assert all(f"\ns/{n} " in narrow.getvalue() for n in range(4)) and "COMPLETED" in narrow.getvalue()
+    assert (
+        all(f"\ns/{n} " in narrow.getvalue() for n in range(4)) and "COMPLETED" in narrow.getvalue()
+    )
     assert "tok/s" not in narrow.getvalue()  # no run has it
     main(["status"])
     lines = capsys.readouterr().out.splitlines()
@@ -131,23 +154,41 @@ def test_runs_of_a_sweep_stand_in_their_order() -> None:
 
 def entry_named(name: str) -> Entry:
     return Entry(
-        name=name, sweep=name[0], run=f"/{name}", signature=name, shape="1n1g", gpus=1, overrides=(), launch="L"
-    )  # fmt: skip
+        name=name,
+        sweep=name[0],
+        run=f"/{name}",
+        signature=name,
+        shape="1n1g",
+        gpus=1,
+        overrides=(),
+        launch="L",
+    )
 
 
 def test_a_plan_says_once_what_all_jobs_share() -> None:
     jobs = [
-        Job(index=n, overrides=("model=builtin\\:tiny", f"lr={n}"), config={}, run=Path(f"/{n}"), shape=SHAPE,
-            signature=str(n))
+        Job(
+            index=n,
+            overrides=("model=builtin\\:tiny", f"lr={n}"),
+            config={},
+            run=Path(f"/{n}"),
+            shape=SHAPE,
+            signature=str(n),
+        )
         for n in range(2)
-    ]  # fmt: skip
+    ]
     text = plan_text(make_plan(jobs, max_array_size=9, resubmit="never"), 60, "s")
     assert text.count("model=builtin:tiny") == 1 and "    0: lr=0\n    1: lr=1\n" in text
 
 
 def test_a_mistake_of_all_jobs_is_told_once(tmp_path: Path) -> None:
-    points = [point(n, "trainer.nnodes=0", f"trainer.seed={n}", trainer__nnodes=0, trainer__seed=n) for n in range(9)]
-    with pytest.raises(UserError, match=r"^job 0 \(trainer.seed=0\) and 8 more: .*nnodes") as caught:
+    points = [
+        point(n, "trainer.nnodes=0", f"trainer.seed={n}", trainer__nnodes=0, trainer__seed=n)
+        for n in range(9)
+    ]
+    with pytest.raises(
+        UserError, match=r"^job 0 \(trainer.seed=0\) and 8 more: .*nnodes"
+    ) as caught:
         jobs_of(points, tmp_path)
     assert "job 1" not in str(caught.value)
 
@@ -164,7 +205,9 @@ def test_compare_at_the_last_common_step(book: Path, capsys: pytest.CaptureFixtu
     assert "step 2" in out and "0.2" in out and "1.2" in out
 
 
-def test_logs_follow_goes_on_to_the_next_attempt(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_follow_goes_on_to_the_next_attempt(
+    book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = book.parent / "run0"
     (run / "logs/attempt_1/rank_0.log").write_text("one\ntwo\n")
     (run / "logs/attempt_2").mkdir()
@@ -173,7 +216,9 @@ def test_logs_follow_goes_on_to_the_next_attempt(book: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "two\n"
     append_line(run / "attempts.jsonl", {"attempt": 2, "launch": "L", "cause": "done", "why": ""})
     (run / "logs/attempt_2/rank_0.log").rename(run / "later.log")
-    writer = threading.Timer(0.3, lambda: (run / "later.log").rename(run / "logs/attempt_2/rank_0.log"))
+    writer = threading.Timer(
+        0.3, lambda: (run / "later.log").rename(run / "logs/attempt_2/rank_0.log")
+    )
     writer.start()
     assert main(["logs", "-f", "s/0"]) == 0
     writer.join()
@@ -185,7 +230,12 @@ def test_sync_in_attempt_order(book: Path, capsys: pytest.CaptureFixture[str]) -
         (book.parent / f"run0/wandb/offline-run-{stamp}-abc").mkdir(parents=True)
     assert main(["sync", "s/0", "--dry-run"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert "20260101" in first and "--append" not in first and "--append" in second and "20260102" in second
+    assert (
+        "20260101" in first
+        and "--append" not in first
+        and "--append" in second
+        and "20260102" in second
+    )
 
 
 def test_a_torn_ledger_line_hides_nothing_else(book: Path) -> None:
@@ -197,10 +247,12 @@ def test_a_torn_ledger_line_hides_nothing_else(book: Path) -> None:
 def test_jobs_imports_fast_and_without_torch() -> None:
     code = (
         "import sys\n"
-        "import jobs.__main__, jobs.plan, jobs.script, jobs.attempt, jobs.commands\n"
-        "assert not {'torch', 'numpy', 'pydantic', 'omegaconf', 'hydra', 'transformers'} & set(sys.modules)\n"
+        "import jobs.__main__, jobs.submit.plan, jobs.submit.script, jobs.attempt.bookkeeping, "
+        "jobs.view.commands\n"
+        "assert not {'torch', 'numpy', 'pydantic', 'omegaconf', 'hydra', 'transformers'} & "
+        "set(sys.modules)\n"
         "assert len(sys.modules) < 400, len(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
-    whole = "import sys, jobs.hydra_entry, jobs.executor; assert 'torch' not in sys.modules"
+    whole = "import sys, jobs.submit.hydra_entry, jobs.submit.executor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=300)

@@ -34,7 +34,10 @@ def test_definition_has_what_a_rank_needs() -> None:
     targets = [line.split()[1] for line in parts["files"].splitlines() if line.strip()]
     assert sources == ["requirements/cuda.txt", "containers/check.py"]
     assert all((CONTAINERS.parent / source).is_file() for source in sources)
-    assert f"--no-deps -r {targets[0]}" in parts["post"] and f"python3 {targets[1]} {targets[0]}" in parts["test"]
+    assert (
+        f"--no-deps -r {targets[0]}" in parts["post"]
+        and f"python3 {targets[1]} {targets[0]}" in parts["test"]
+    )
     labels = dict(line.split(maxsplit=1) for line in parts["labels"].strip().splitlines())
     assert labels["plimsoll.commit"] == "@COMMIT@" and labels["plimsoll.locked"] == "@LOCKED@"
     locked = check.pins((CONTAINERS.parent / "requirements/cuda.txt").read_text())
@@ -45,19 +48,30 @@ def test_definition_has_what_a_rank_needs() -> None:
 
 @pytest.mark.parametrize("section", ["post", "environment", "test", "runscript"])
 def test_shell_sections_are_for_dash(section: str) -> None:
-    """Apptainer hands them to /bin/sh as they stand, indented: an indented here-document would never end."""
+    """Apptainer hands them to /bin/sh as they stand, indented: an indented here-document would
+    never end.
+    """
     text = sections()[section]
-    assert "<<" not in text and not re.search(r"command -v \S+ \S", text)  # dash looks at the first word only
+    assert "<<" not in text and not re.search(
+        r"command -v \S+ \S", text
+    )  # dash looks at the first word only
     subprocess.run(["sh", "-n"], input=text.encode(), check=True, timeout=100)
 
 
 def test_the_images_own_check(tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_text(f"# locked\npytest=={pytest.__version__}\nno-such==1 ; extra\n")
-    assert check.problems(tmp_path / "good.txt", ["json"], ["sh"]) == ["no-such: not installed, locked is 1"]
+    (tmp_path / "good.txt").write_text(
+        f"# locked\npytest=={pytest.__version__}\nno-such==1 ; extra\n"
+    )
+    assert check.problems(tmp_path / "good.txt", ["json"], ["sh"]) == [
+        "no-such: not installed, locked is 1"
+    ]
     (tmp_path / "bad.txt").write_text("pytest==1.0\n")
     found = check.problems(tmp_path / "bad.txt", ["no_such_module"], ["no-such-tool"])
     assert found[0] == f"pytest: {pytest.__version__}, locked is 1.0"
-    assert "import no_such_module: ModuleNotFoundError" in found[1] and found[2] == "no-such-tool is not on PATH"
+    assert (
+        "import no_such_module: ModuleNotFoundError" in found[1]
+        and found[2] == "no-such-tool is not on PATH"
+    )
 
 
 @pytest.fixture
@@ -77,12 +91,16 @@ esac""",
     def build(**env: str) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BUILD_SAYS": ""}
         command = ["bash", str(CONTAINERS / "build.sh"), str(tmp_path / "x.sif")]
-        return subprocess.run(command, env={**os.environ, **path, **env}, capture_output=True, text=True, timeout=200)
+        return subprocess.run(
+            command, env={**os.environ, **path, **env}, capture_output=True, text=True, timeout=200
+        )
 
     return build
 
 
-def test_build_says_what_it_made(builder: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_build_says_what_it_made(
+    builder: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     done = builder(BASE_IMAGE="mirror.site/cuda:13")
     text = (tmp_path / "x.sif").read_text()
     assert "plimsoll.locked sha256:" in text and "@" not in text.split("%files")[0]
@@ -101,12 +119,18 @@ NO_HUB = 'While performing build: conveyor failed to get: Get "https://index.doc
             "the base image nvidia/cuda:13.0.2-devel-ubuntu24.04 cannot be fetched (no such host)",
         ),
         ({"BUILD_SAYS": NO_HUB}, "or name a mirror's copy: BASE_IMAGE="),
-        ({"BUILD_SAYS": "while running %post section: exit status 1"}, "the build failed: while running %post section"),
+        (
+            {"BUILD_SAYS": "while running %post section: exit status 1"},
+            "the build failed: while running %post section",
+        ),
         ({"TEST_CODE": "1"}, "the new image failed its %test"),
     ],
 )
 def test_a_build_that_fails_says_why_once_and_leaves_the_old_image(
-    env: dict[str, str], message: str, builder: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    env: dict[str, str],
+    message: str,
+    builder: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
 ) -> None:
     failed = builder(**env)
     said = [line for line in failed.stderr.splitlines() if line.startswith("build.sh: ")]

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from jobs.__main__ import parser
-from jobs.compare import USUAL
-from jobs.options import SlurmOptions
-from jobs.site import Cluster, Container
-from jobs.table import ETTR, REWARD, SPEED
+from jobs.submit.cluster_config import Cluster, Container
+from jobs.submit.options import SlurmOptions
+from jobs.view.compare import USUAL
+from jobs.view.table import ETTR, REWARD, SPEED
 from tests.tracking.documented import undocumented
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,9 @@ def test_tables_show_metrics_that_runs_have() -> None:
     assert undocumented({*USUAL, *REWARD, *SPEED, *ETTR}) == set()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("c[lo][un]*/*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "conf").glob("c[lo][un]*/*.yaml")), ids=lambda path: path.name
+)
 def test_profiles_have_every_key(path: Path) -> None:
     kind = {"cluster": Cluster, "container": Container}[path.parent.name]
     assert set(yaml.safe_load(path.read_text())) == {field.name for field in fields(kind)}

@@ -1,4 +1,6 @@
-"""Every script shape, byte for byte. UPDATE_GOLDEN=1 writes them anew; look at the difference before committing it."""
+"""Every script shape, byte for byte. UPDATE_GOLDEN=1 writes them anew; look at the difference
+before committing it.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +10,75 @@ from pathlib import Path
 
 import pytest
 
-from jobs.executor import ArrayExecutor
-from jobs.options import SlurmOptions
-from jobs.runtime import Place, task_script
-from jobs.script import script_of
-from jobs.shape import Shape
-from jobs.site import Cluster, Container
+from jobs.submit.cluster_config import Cluster, Container
+from jobs.submit.executor import ArrayExecutor
+from jobs.submit.options import SlurmOptions
+from jobs.submit.runtime import Place, task_script
+from jobs.submit.script import script_of
+from jobs.submit.shape import Shape
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Place(
-    folder=Path("/runs/a sweep/.submitit/b"), code=Path("/runs/a sweep/code"), binds=("/data/it's", "/models")
+    folder=Path("/runs/a sweep/.submitit/b"),
+    code=Path("/runs/a sweep/code"),
+    binds=("/data/it's", "/models"),
 )
 OPTIONS = SlurmOptions(timeout_min=90, signal_delay_s=180, array_parallelism=3)
 SHAPES = {
-    "cpu": Shape(nodes=1, ranks_per_node=2, gpus_per_node=0, cluster=Cluster(partition="low"), container=Container()),
+    "cpu": Shape(
+        nodes=1,
+        ranks_per_node=2,
+        gpus_per_node=0,
+        cluster=Cluster(partition="low"),
+        container=Container(),
+    ),
     "gres-apptainer": Shape(
-        nodes=3, rollout_nodes=1, ranks_per_node=8, gpus_per_node=8,
-        cluster=Cluster(partition="gpu", account="a1", qos="normal", gpu_type="h100", cpus_per_task=12, mem_gb=500,
-                        setup=("module load apptainer",), sbatch_args=("--reservation=r1", "--exclusive"),
-                        srun_args=("--mpi=none",), env=("MY_TOKEN",)),
-        container=Container(runtime="apptainer", image="/images/plimsoll v1.sif", binds=("/scratch:/scratch:ro",)),
+        nodes=3,
+        rollout_nodes=1,
+        ranks_per_node=8,
+        gpus_per_node=8,
+        cluster=Cluster(
+            partition="gpu",
+            account="a1",
+            qos="normal",
+            gpu_type="h100",
+            cpus_per_task=12,
+            mem_gb=500,
+            setup=("module load apptainer",),
+            sbatch_args=("--reservation=r1", "--exclusive"),
+            srun_args=("--mpi=none",),
+            env=("MY_TOKEN",),
+        ),
+        container=Container(
+            runtime="apptainer", image="/images/plimsoll v1.sif", binds=("/scratch:/scratch:ro",)
+        ),
     ),
     "gpus-per-node-pyxis": Shape(
-        nodes=1, ranks_per_node=4, gpus_per_node=4, cluster=Cluster(gpu_style="gpus-per-node"),
+        nodes=1,
+        ranks_per_node=4,
+        gpus_per_node=4,
+        cluster=Cluster(gpu_style="gpus-per-node"),
         container=Container(runtime="pyxis", image="nvcr.io#x/plimsoll:1", python="/opt/python"),
     ),
     "gpus-per-task": Shape(
-        nodes=1, ranks_per_node=2, gpus_per_node=2, cluster=Cluster(gpu_style="gpus-per-task"), container=Container()
+        nodes=1,
+        ranks_per_node=2,
+        gpus_per_node=2,
+        cluster=Cluster(gpu_style="gpus-per-task"),
+        container=Container(),
     ),
-}  # fmt: skip
+}
 
 
 def rendered(name: str) -> dict[str, str]:
     shape = SHAPES[name]
     script = script_of(
-        shape, OPTIONS, PLACE, sweep="s1", here="/venv/bin/python", environment={"WANDB_RUN_GROUP": "s1"}
+        shape,
+        OPTIONS,
+        PLACE,
+        sweep="s1",
+        here="/venv/bin/python",
+        environment={"WANDB_RUN_GROUP": "s1"},
     )
     executor = ArrayExecutor(folder=PLACE.folder, python=script.python)
     executor.update_parameters(**script.parameters)

@@ -10,26 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import ledger
-from jobs.launch import states_of
 from jobs.ledger import Entry
-from jobs.plan import Earlier, Job, make_plan
-from jobs.shape import Shape, shape_of
-from jobs.signature import signature_of
-from jobs.site import Cluster, Container
-from trainer.errors import UserError
+from jobs.submit.cluster_config import Cluster, Container
+from jobs.submit.launch import states_of
+from jobs.submit.plan import Earlier, Job, make_plan
+from jobs.submit.shape import Shape, shape_of
+from jobs.submit.signature import signature_of
+from trainer.base.errors import UserError
 
 
 def job(index: int, ranks: int = 1, signature: str | None = None) -> Job:
-    shape = Shape(nodes=1, ranks_per_node=ranks, gpus_per_node=ranks, cluster=Cluster(), container=Container())
+    shape = Shape(
+        nodes=1, ranks_per_node=ranks, gpus_per_node=ranks, cluster=Cluster(), container=Container()
+    )
     return Job(
-        index=index, overrides=(f"x={index}",), config={}, run=Path(f"/r/{index}"), shape=shape,
+        index=index,
+        overrides=(f"x={index}",),
+        config={},
+        run=Path(f"/r/{index}"),
+        shape=shape,
         signature=signature or f"s{index}",
-    )  # fmt: skip
+    )
 
 
 @given(st.lists(st.integers(1, 4), max_size=60), st.integers(1, 20))
 def test_every_job_is_in_exactly_one_array_of_its_shape(ranks: list[int], limit: int) -> None:
-    plan = make_plan([job(n, r) for n, r in enumerate(ranks)], max_array_size=limit, resubmit="failed")
+    plan = make_plan(
+        [job(n, r) for n, r in enumerate(ranks)], max_array_size=limit, resubmit="failed"
+    )
     assert sorted(j.index for j in plan.jobs) == list(range(len(ranks)))
     for batch in plan.batches:
         assert 1 <= len(batch.jobs) <= limit
@@ -61,18 +69,30 @@ def test_a_repeated_config(resubmit: str, state: str, submitted: int, again: boo
 
 
 def test_the_same_config_twice_in_a_sweep_runs_once() -> None:
-    plan = make_plan([job(0, signature="a"), job(1, signature="a")], max_array_size=10, resubmit="always")
+    plan = make_plan(
+        [job(0, signature="a"), job(1, signature="a")], max_array_size=10, resubmit="always"
+    )
     assert [j.index for j in plan.jobs] == [0]
     assert "job 0" in plan.skipped[0][1]
 
 
 def test_gpu_hours() -> None:
-    assert make_plan([job(0, 2), job(1, 4)], max_array_size=9, resubmit="never").gpu_hours(90) == pytest.approx(9.0)
+    assert make_plan([job(0, 2), job(1, 4)], max_array_size=9, resubmit="never").gpu_hours(
+        90
+    ) == pytest.approx(9.0)
 
 
 def test_signature_ignores_where_but_not_what() -> None:
-    config = {"trainer": {"default_local_dir": "a", "seed": 1}, "data": {"x": [1, 2]}, "cluster": {"name": "a"}}
-    moved = {"data": {"x": [1, 2]}, "cluster": None, "trainer": {"seed": 1, "default_local_dir": "b"}}
+    config = {
+        "trainer": {"default_local_dir": "a", "seed": 1},
+        "data": {"x": [1, 2]},
+        "cluster": {"name": "a"},
+    }
+    moved = {
+        "data": {"x": [1, 2]},
+        "cluster": None,
+        "trainer": {"seed": 1, "default_local_dir": "b"},
+    }
     other = {**config, "data": {"x": [2, 1]}}
     assert signature_of(config) == signature_of(moved) != signature_of(other)
 
@@ -84,14 +104,23 @@ def test_shape_from_the_jobs_own_config() -> None:
     assert (cpu.ranks, cpu.gpus, cpu.label()) == (4, 0, "1n4c")
     servers = {"rollout": {"nnodes": 3, "server": {"replicas": 2}, "tensor_model_parallel_size": 2}}
     more = shape_of({"trainer": {"nnodes": 2, "n_gpus_per_node": 4}, "actor_rollout_ref": servers})
-    assert (more.nodes, more.rollout_nodes, more.ranks, more.gpus, more.label()) == (5, 3, 8, 20, "5n4g3r")
+    assert (more.nodes, more.rollout_nodes, more.ranks, more.gpus, more.label()) == (
+        5,
+        3,
+        8,
+        20,
+        "5n4g3r",
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"trainer": {"nnodes": 0}}, "trainer.nnodes=0"),
-        ({"trainer": {"n_gpus_per_node": 9}, "cluster": {"max_gpus_per_node": 8}}, "more trainer.nnodes"),
+        (
+            {"trainer": {"n_gpus_per_node": 9}, "cluster": {"max_gpus_per_node": 8}},
+            "more trainer.nnodes",
+        ),
         (
             {
                 "trainer": {"n_gpus_per_node": 2},
@@ -117,7 +146,11 @@ def test_a_thousand_jobs_plan_and_list_with_little_work(tmp_path: Path) -> None:
     """By the clock of this thread: what other programs do doesn't count."""
     began = time.thread_time()
     configs = [
-        {"trainer": {"nnodes": 1 + n % 2, "n_gpus_per_node": 1 + n % 4}, "seed": n, "long": list(range(100))}
+        {
+            "trainer": {"nnodes": 1 + n % 2, "n_gpus_per_node": 1 + n % 4},
+            "seed": n,
+            "long": list(range(100)),
+        }
         for n in range(1000)
     ]
     jobs = [
@@ -133,10 +166,20 @@ def test_a_thousand_jobs_plan_and_list_with_little_work(tmp_path: Path) -> None:
     ]
     plan = make_plan(jobs, max_array_size=100, resubmit="failed")
     entries = [
-        Entry(name=f"big/{j.index}", sweep="big", run=str(j.run), signature=j.signature, overrides=j.overrides,
-              shape=j.shape.label(), gpus=j.shape.gpus, launch="l", phase=ledger.SUBMITTED, job=f"9_{j.index}")
+        Entry(
+            name=f"big/{j.index}",
+            sweep="big",
+            run=str(j.run),
+            signature=j.signature,
+            overrides=j.overrides,
+            shape=j.shape.label(),
+            gpus=j.shape.gpus,
+            launch="l",
+            phase=ledger.SUBMITTED,
+            job=f"9_{j.index}",
+        )
         for j in plan.jobs
-    ]  # fmt: skip
+    ]
     ledger.note(tmp_path / "ledger.jsonl", entries)
     planned = time.thread_time() - began
     assert len(plan.batches) == 12 and len(plan.jobs) == 1000  # 4 shapes of 250, in chunks of 100

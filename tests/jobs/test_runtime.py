@@ -1,4 +1,6 @@
-"""What a rank sees inside an image: its own Slurm variables, never the shell's leftovers, and secrets not in ps."""
+"""What a rank sees inside an image: its own Slurm variables, never the shell's leftovers, and
+secrets not in ps.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +11,71 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime import CACHES, Place, binds_of, task_script
-from jobs.shape import Shape
-from jobs.site import Cluster, Container
+from jobs.submit.cluster_config import Cluster, Container
+from jobs.submit.runtime import CACHES, Place, binds_of, task_script
+from jobs.submit.shape import Shape
 from tests.jobs.conftest import put, until
 
 
 def shape(**container: object) -> Shape:
     return Shape(
-        nodes=1, ranks_per_node=1, gpus_per_node=1, cluster=Cluster(env=("MY_TOKEN",)), container=Container(**container)
-    )  # fmt: skip
+        nodes=1,
+        ranks_per_node=1,
+        gpus_per_node=1,
+        cluster=Cluster(env=("MY_TOKEN",)),
+        container=Container(**container),
+    )
 
 
 def test_environment_of_an_image(tmp_path: Path) -> None:
     put(tmp_path, "apptainer", f'env > {tmp_path}/env; printf "%s\\n" "$@" > {tmp_path}/args')
     place = Place(folder=tmp_path, code=tmp_path / "code", binds=("/data",))
-    script = put(tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), place))
+    script = put(
+        tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), place)
+    )
     env = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "1",
-        "WANDB_API_KEY": "k3y", "MY_TOKEN": "t", "MY_TOKEN_2": "no", "LD_LIBRARY_PATH": "/host", "PYTHONPATH": "/host",
-        "PLIMSOLL_RUN": "/run dir", "HF_HOME": "/a b'c",
-    }  # fmt: skip
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_PROCID": "3",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "WANDB_API_KEY": "k3y",
+        "MY_TOKEN": "t",
+        "MY_TOKEN_2": "no",
+        "LD_LIBRARY_PATH": "/host",
+        "PYTHONPATH": "/host",
+        "PLIMSOLL_RUN": "/run dir",
+        "HF_HOME": "/a b'c",
+    }
     subprocess.run(["bash", str(script), "python3", "-m", "x y"], env=env, check=True, timeout=200)
-    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
-    inside = {name.removeprefix("APPTAINERENV_"): v for name, v in seen.items() if name.startswith("APPTAINERENV_")}
-    cached = {name: str(tmp_path / "cache" / name) for name in CACHES if name != "HF_HOME"}  # there is no home
+    seen = dict(
+        line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line
+    )
+    inside = {
+        name.removeprefix("APPTAINERENV_"): v
+        for name, v in seen.items()
+        if name.startswith("APPTAINERENV_")
+    }
+    cached = {
+        name: str(tmp_path / "cache" / name) for name in CACHES if name != "HF_HOME"
+    }  # there is no home
     assert inside == cached | {
-        "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": "k3y", "MY_TOKEN": "t", "HF_HOME": "/a b'c",
-        "PLIMSOLL_RUN": "/run dir", "PYTHONPATH": str(tmp_path / "code"),
-    }  # fmt: skip
+        "SLURM_PROCID": "3",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "WANDB_API_KEY": "k3y",
+        "MY_TOKEN": "t",
+        "HF_HOME": "/a b'c",
+        "PLIMSOLL_RUN": "/run dir",
+        "PYTHONPATH": str(tmp_path / "code"),
+    }
     args = (tmp_path / "args").read_text().splitlines()
     assert "k3y" not in " ".join(args) and "--cleanenv" in args and "--nv" in args
-    assert args[-6:] == ["env", "--block-signal=USR2", "--block-signal=TERM", "python3", "-m", "x y"]
+    assert args[-6:] == [
+        "env",
+        "--block-signal=USR2",
+        "--block-signal=TERM",
+        "python3",
+        "-m",
+        "x y",
+    ]
     assert args.index("/i.sif") > args.index("--bind")  # options before the image
 
 
@@ -62,13 +97,18 @@ def test_a_signal_before_the_handler_waits_instead_of_killing(tmp_path: Path) ->
     assert process.wait(timeout=200) == 85
 
 
-def test_binds_are_the_folders_that_the_configs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binds_are_the_folders_that_the_configs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("data/inner", "model", "runs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "data/train.jsonl").touch()
     config = {
-        "data": {"train_files": ["data/train.jsonl", f"{tmp_path}/data/inner"], "val_files": "data/*.jsonl"},
+        "data": {
+            "train_files": ["data/train.jsonl", f"{tmp_path}/data/inner"],
+            "val_files": "data/*.jsonl",
+        },
         "model": {"path": f"{tmp_path}/model", "name": "org/model-that-is-no-folder"},
         "container": {"image": f"{tmp_path}/runs"},
         "text": "a/b: not, a\n/path",

@@ -1,4 +1,6 @@
-"""What a run's row says, from the queue, accounting and the run's own records: never LOST while an answer is due."""
+"""What a run's row says, from the queue, accounting and the run's own records: never LOST while an
+answer is due.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,28 @@ import pytest
 
 from jobs import ledger
 from jobs.__main__ import main
-from jobs.launch import signs_of, states_of
 from jobs.ledger import Entry
 from jobs.records import append_line, process_start, write_json
 from jobs.slurm import JobInfo, Slurm, tasks_of
-from jobs.state import GRACE_S, Signs, state_of
+from jobs.submit.launch import signs_of, states_of
+from jobs.view.state import GRACE_S, Signs, state_of
 from tests.jobs.conftest import put
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 NOW = 1_000_000.0
 ENTRY = Entry(
-    name="s/3", sweep="s", run="/r", signature="x", overrides=(), shape="1n1g", gpus=1, launch="L", phase="submitted",
-    job="7_3", time=NOW - 9000,
-)  # fmt: skip
+    name="s/3",
+    sweep="s",
+    run="/r",
+    signature="x",
+    overrides=(),
+    shape="1n1g",
+    gpus=1,
+    launch="L",
+    phase="submitted",
+    job="7_3",
+    time=NOW - 9000,
+)
 
 
 def line(cause: str, requeue: bool = False) -> dict[str, object]:
@@ -48,16 +59,52 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
         (Signs(attempts=(), begun=0, cancelled=True), None, None, "CANCELLED", "cancelled"),
         (Signs(attempts=(), begun=0, cancelled=True), "PENDING", None, "PENDING", ""),
         # A task that was cancelled in the queue leaves no trace, but its array does.
-        (Signs(attempts=(), begun=0, started=False), "sibling", None, "CANCELLED", "cancelled before it started"),
-        (Signs(attempts=(), begun=0, started=False), None, None, "LOST", "Slurm doesn't know this job"),
+        (
+            Signs(attempts=(), begun=0, started=False),
+            "sibling",
+            None,
+            "CANCELLED",
+            "cancelled before it started",
+        ),
+        (
+            Signs(attempts=(), begun=0, started=False),
+            None,
+            None,
+            "LOST",
+            "Slurm doesn't know this job",
+        ),
         # Nobody knows it, and it has shown no sign of life for long.
         (SILENT, None, None, "LOST", "Slurm doesn't know this job"),
         (SILENT, None, "RUNNING", "LOST", "Slurm says RUNNING; the batch script left no record"),
-        (SILENT, None, "COMPLETED", "LOST", "Slurm says COMPLETED; the batch script left no record"),
+        (
+            SILENT,
+            None,
+            "COMPLETED",
+            "LOST",
+            "Slurm says COMPLETED; the batch script left no record",
+        ),
         # An attempt that was to be queued again, and is not: its budget is not used up.
-        (Signs(attempts=(line("preempted", True),), begun=1, alive_at=NOW - 5), None, None, "ENDING", "left"),
-        (Signs(attempts=(line("preempted", True),), begun=1), None, None, "LOST", "python -m jobs resubmit s/3"),
-        (Signs(attempts=(line("preempted", True),), begun=1), None, "CANCELLED", "CANCELLED", "preempted: so"),
+        (
+            Signs(attempts=(line("preempted", True),), begun=1, alive_at=NOW - 5),
+            None,
+            None,
+            "ENDING",
+            "left",
+        ),
+        (
+            Signs(attempts=(line("preempted", True),), begun=1),
+            None,
+            None,
+            "LOST",
+            "python -m jobs resubmit s/3",
+        ),
+        (
+            Signs(attempts=(line("preempted", True),), begun=1),
+            None,
+            "CANCELLED",
+            "CANCELLED",
+            "preempted: so",
+        ),
         (Signs(attempts=(line("preempted", True),), begun=1), "PENDING", None, "PENDING", ""),
         (Signs(attempts=(line("preempted"),), begun=1), None, None, "EXHAUSTED", "preempted: so"),
         (Signs(attempts=(line("cancelled"),), begun=1), None, None, "CANCELLED", "cancelled: so"),
@@ -66,8 +113,14 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
         (Signs(attempts=(line("done"),), begun=1), "RUNNING", None, "COMPLETED", ""),
     ],
 )
-def test_state(signs: Signs, queue: str | None, accounting: str | None, state: str, reason: str) -> None:
-    held = {"7_3": JobInfo(state=queue, nodes="n1" if queue == "RUNNING" else "", reason="None")} if queue else {}
+def test_state(
+    signs: Signs, queue: str | None, accounting: str | None, state: str, reason: str
+) -> None:
+    held = (
+        {"7_3": JobInfo(state=queue, nodes="n1" if queue == "RUNNING" else "", reason="None")}
+        if queue
+        else {}
+    )
     held = {"7_4": JobInfo(state="PENDING")} if queue == "sibling" else held
     known = {"7_3": JobInfo(state=accounting)} if accounting else {}
     found = state_of(ENTRY, signs, held, known, now=NOW)
@@ -84,16 +137,22 @@ def run(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     return entry
 
 
-def test_a_cancelled_run_is_cancelled_at_once(run: Entry, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cancelled_run_is_cancelled_at_once(
+    run: Entry, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (fake / "squeue").write_text("9|7|3|RUNNING|None|n1\n")
     assert main(["cancel", "s/3"]) == 0
     (fake / "squeue").unlink()  # the queue forgets it at once, accounting has never heard of it
     assert states_of([run], Slurm())[run.run].state == "CANCELLED"
-    resubmitted = Entry(**{**vars(run), "launch": "M"})  # what was cancelled was the launch, not the run
+    resubmitted = Entry(
+        **{**vars(run), "launch": "M"}
+    )  # what was cancelled was the launch, not the run
     assert not signs_of(resubmitted).cancelled
 
 
-def test_a_run_that_ended_between_two_looks_is_not_lost(run: Entry, fake: Path, tmp_path: Path) -> None:
+def test_a_run_that_ended_between_two_looks_is_not_lost(
+    run: Entry, fake: Path, tmp_path: Path
+) -> None:
     """Its record is written after the first look at its folder and before Slurm is asked."""
     record = '{"attempt":1,"launch":"L","cause":"done","why":"finished"}'
     put(tmp_path / "bin", "squeue", f"echo '{record}' >> {run.run}/attempts.jsonl")
@@ -103,18 +162,28 @@ def test_a_run_that_ended_between_two_looks_is_not_lost(run: Entry, fake: Path, 
 def test_a_slurm_that_is_away_loses_nothing(
     run: Entry, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / "bin", "squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
+    put(
+        tmp_path / "bin",
+        "squeue",
+        'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1',
+    )
     with pytest.raises(UserError, match="Unable to contact slurm controller"):
         states_of([run], Slurm())
     assert main(["status"]) == 0  # what the folders say is still worth a look
     shown = capsys.readouterr()
     assert "UNKNOWN" in shown.out and "Unable to contact" in shown.err
     assert main(["resubmit", "s/3"]) == 2  # but nothing is started on a guess
-    put(tmp_path / "bin", "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    put(
+        tmp_path / "bin",
+        "squeue",
+        'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1',
+    )
     assert states_of([run], Slurm())[run.run].state == "LOST"
 
 
-def test_without_slurm_on_this_machine(run: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_on_this_machine(
+    run: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert states_of([run], Slurm())[run.run].state == "UNKNOWN"
     append_line(Path(run.run) / "attempts.jsonl", line("error"))
@@ -126,7 +195,9 @@ def test_without_slurm_on_this_machine(run: Entry, tmp_path: Path, monkeypatch: 
     [(os.getpid(), 0, "RUNNING"), (os.getpid(), 1, "LOST"), (2**22 + 1, 0, "LOST")],
     ids=["alive", "another by that number", "gone"],  # the same in every process of the suite
 )
-def test_a_local_run_lives_as_long_as_its_process(run: Entry, pid: int, shift: int, state: str) -> None:
+def test_a_local_run_lives_as_long_as_its_process(
+    run: Entry, pid: int, shift: int, state: str
+) -> None:
     entry = Entry(**{**vars(run), "job": "local"})
     begin = {"nodes": os.uname().nodename, "pid": pid, "pid_start": process_start(pid) + shift}
     write_json(Path(run.run) / "logs/attempt_1/begin.json", begin)

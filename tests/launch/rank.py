@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import environment, signals
-from trainer.errors import UserError
+from trainer.base import environment, signals
+from trainer.base.errors import UserError
 from trainer.launch import report_error
 from trainer.tracking.console import make_display
 

@@ -18,7 +18,7 @@ from trainer.launch.report import LogText, tail
 PARENT = """
 import sys
 from pathlib import Path
-from trainer import signals
+from trainer.base import signals
 from trainer.launch import run
 signals.install()
 sys.exit(run({}, Path(sys.argv[1]), int(sys.argv[2])))
@@ -31,14 +31,20 @@ SHORT = {"PLIMSOLL_KILL_GRACE_S": "0.5"}
 """For ranks that never end by themselves."""
 
 
-def start(folder: Path, ranks: int, plan: str, stdout: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, ranks: int, plan: str, stdout: int = subprocess.PIPE, **env: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PARENT, str(folder), str(ranks)],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-        | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": plan, "PLIMSOLL_KILL_GRACE_S": str(BOUND_S)}
+        | {
+            "PLIMSOLL_WORKER_MODULE": "tests.launch.rank",
+            "RANK_PLAN": plan,
+            "PLIMSOLL_KILL_GRACE_S": str(BOUND_S),
+        }
         | env,
         start_new_session=True,
     )
@@ -59,7 +65,9 @@ def wait_until_started(folder: Path, ranks: int, name: str = "started") -> None:
 
 def pids(folder: Path) -> list[int]:
     notes = [p.read_text() for name in ("started", "grandchild") for p in folder.glob(f"{name}_*")]
-    return [int(note.split()[0]) for note in notes if note]  # a rank may be killed before it has written its own
+    return [
+        int(note.split()[0]) for note in notes if note
+    ]  # a rank may be killed before it has written its own
 
 
 def lives(number: int) -> bool:
@@ -77,12 +85,17 @@ def assert_gone(numbers: list[int]) -> None:
 
 
 def test_ranks_know_their_places_and_share_the_cores(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_JOB_ID="9", PLIMSOLL_SLURM="1"))
+    code, out = finish(
+        start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_JOB_ID="9", PLIMSOLL_SLURM="1")
+    )
     assert code == 0 and out == "rank 0 is here\n"
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     for rank in (0, 1):
         line = (tmp_path / f"started_{rank}").read_text()
-        assert f"rank={rank}, world_size=2, local_rank={rank}, local_world_size=2, master_addr='127.0.0.1'" in line
+        assert (
+            f"rank={rank}, world_size=2, local_rank={rank}, local_world_size=2, "
+            "master_addr='127.0.0.1'" in line
+        )
         assert "['SLURM_JOB_ID']" in line
         assert int(line.split()[-1]) <= threads
         log = tmp_path / "logs" / "attempt_1" / f"rank_{rank}.log"
@@ -154,13 +167,17 @@ def test_a_rank_that_goes_on_after_the_end_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_every_rank_and_the_run_wants_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_reaches_every_rank_and_the_run_wants_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     parent = start(tmp_path, 2, "0=save,1=save")
     wait_until_started(tmp_path, 2)
     parent.send_signal(number)
     code, _ = finish(parent)
     assert code == 85
-    assert {(tmp_path / f"saved_{r}").read_text() for r in (0, 1)} == {number.name.removeprefix("SIG")}
+    assert {(tmp_path / f"saved_{r}").read_text() for r in (0, 1)} == {
+        number.name.removeprefix("SIG")
+    }
 
 
 def test_a_signal_before_python_is_ready_is_not_lost(tmp_path: Path) -> None:
@@ -195,7 +212,11 @@ def test_a_terminal_gets_the_live_line_and_the_log_its_last_state(tmp_path: Path
     text = drain(leader)
     assert parent.wait(BOUND_S) == 0
     assert "\x1b[" in text and "3/3" in text and "reward 0.75" in text
-    (line,) = [row for row in (tmp_path / "logs/attempt_1/rank_0.log").read_text().splitlines() if "step" in row]
+    (line,) = [
+        row
+        for row in (tmp_path / "logs/attempt_1/rank_0.log").read_text().splitlines()
+        if "step" in row
+    ]
     assert "3/3" in line and "reward 0.75" in line and "\x1b" not in line
 
 
@@ -218,9 +239,13 @@ def test_an_attempt_that_its_caller_counts_gets_no_second_number(tmp_path: Path)
     (tmp_path / "logs/attempt_4").mkdir(parents=True)
     parent = PARENT.replace("int(sys.argv[2])", "int(sys.argv[2]), attempt=4")
     done = subprocess.run(
-        [sys.executable, "-c", parent, str(tmp_path), "2"], capture_output=True, timeout=BOUND_S, check=False,
-        env=os.environ | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": "", "MASTER_PORT": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", parent, str(tmp_path), "2"],
+        capture_output=True,
+        timeout=BOUND_S,
+        check=False,
+        env=os.environ
+        | {"PLIMSOLL_WORKER_MODULE": "tests.launch.rank", "RANK_PLAN": "", "MASTER_PORT": "1"},
+    )
     assert done.returncode == 0 and [p.name for p in (tmp_path / "logs").iterdir()] == ["attempt_4"]
     assert (tmp_path / "logs/attempt_4/rank_1.log").exists()
     assert (

@@ -1,4 +1,6 @@
-"""Small models of each family, ragged batches, and the plain reference: one document at a time, the whole softmax."""
+"""Small models of each family, ragged batches, and the plain reference: one document at a time, the
+whole softmax.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from trainer.data.batch import Batch
 from trainer.models import Packed, TokenStats, prepare_model, token_stats
@@ -19,7 +28,9 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-def make_model(family: str = "llama", *, packed: bool = True, seed: int = 0, vocab: int = VOCAB) -> nn.Module:
+def make_model(
+    family: str = "llama", *, packed: bool = True, seed: int = 0, vocab: int = VOCAB
+) -> nn.Module:
     config, kind = FAMILIES[family]
     torch.manual_seed(seed)
     made = config(
@@ -38,7 +49,8 @@ def make_model(family: str = "llama", *, packed: bool = True, seed: int = 0, voc
     )
     made._attn_implementation = "eager"
     model = kind(made).eval()
-    # Larger than the usual initial weights, so that a leak between documents can't hide in small numbers.
+    # Larger than the usual initial weights, so that a leak between documents can't hide in small
+    # numbers.
     with torch.no_grad():
         for p in model.parameters():
             if p.ndim >= 2:
@@ -47,7 +59,13 @@ def make_model(family: str = "llama", *, packed: bool = True, seed: int = 0, voc
 
 
 def make_batch(
-    groups: list[int], prompts: list[int], responses: list[int], *, seed: int = 1, vocab: int = VOCAB, **columns: Any
+    groups: list[int],
+    prompts: list[int],
+    responses: list[int],
+    *,
+    seed: int = 1,
+    vocab: int = VOCAB,
+    **columns: Any,
 ) -> Batch:
     """Sequences whose group has one prompt of ``prompts[i]`` tokens; the response is trained."""
     g = torch.Generator().manual_seed(seed)
@@ -69,7 +87,9 @@ def reference(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Token
     """Whole softmax of every document by itself through an eager transformers model."""
     log_probs, entropies = [], []
     mask = batch.columns["loss_mask"]
-    for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
+    for start, end in zip(
+        batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True
+    ):
         ids = batch.columns["input_ids"][start:end]
         logits = model(input_ids=ids[None], use_cache=False).logits[0].float() / temperature
         logp = torch.log_softmax(logits, -1)[:-1]
@@ -97,7 +117,9 @@ def gradient(model: nn.Module, stats: TokenStats) -> Tensor:
 
 
 def run(model: nn.Module, packed: Packed, **kwargs: Any) -> tuple[TokenStats, Tensor]:
-    stats = token_stats(model, packed, **{"entropy": True, "temperature": 0.7, "chunk_tokens": 7, **kwargs})
+    stats = token_stats(
+        model, packed, **{"entropy": True, "temperature": 0.7, "chunk_tokens": 7, **kwargs}
+    )
     return stats, gradient(model, stats)
 
 

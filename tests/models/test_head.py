@@ -40,7 +40,9 @@ def test_chunks_give_the_whole_softmax(chunk: int, temperature: float) -> None:
         out = head(hidden)
     got = torch.autograd.grad((out * weights).sum(), (hidden, head.weight))
     logp = torch.log_softmax(head(hidden)[0, sources] / temperature, -1)
-    expected = torch.stack((logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)), 1)
+    expected = torch.stack(
+        (logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)), 1
+    )
     torch.testing.assert_close(out, expected.float(), atol=1e-6, rtol=1e-5)
     wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
     for a, b in zip(got, wanted, strict=True):
@@ -63,7 +65,8 @@ def test_the_logits_never_exist_whole(entropy: bool) -> None:
     batch = make_batch([0] * 4, [8] * 4, [120] * 4, vocab=vocab)
     with Largest() as seen:
         run(model, pack(batch), entropy=entropy, chunk_tokens=16)
-    # The flat gradient that the test itself makes is the largest thing; half of the logits would be three times that.
+    # The flat gradient that the test itself makes is the largest thing; half of the logits would be
+    # three times that.
     assert seen.elements == sum(p.numel() for p in model.parameters()) < tokens * vocab / 6
 
 

@@ -1,4 +1,6 @@
-"""Loading: built-in models made once, folders, and each wrong path as one message that says what to type."""
+"""Loading: built-in models made once, folders, and each wrong path as one message that says what to
+type.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models.support import make_model
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.models import load_model, resolve
 from trainer.models.cache import cached
 
@@ -41,7 +43,9 @@ def test_tiny_is_small_and_made_once(cache: Path) -> None:
 def test_sequences_longer_than_the_model_has_positions_are_refused(cache: Path) -> None:
     loaded = load("builtin:tiny", cache)
     loaded.require_positions(8192)
-    with pytest.raises(UserError, match=r"= 8193 tokens, and .* knows 8192 positions .*: lower one of the two"):
+    with pytest.raises(
+        UserError, match=r"= 8193 tokens, and .* knows 8192 positions .*: lower one of the two"
+    ):
         loaded.require_positions(8193)
 
 
@@ -87,7 +91,9 @@ def test_two_ranks_make_it_at_once(tmp_path: Path) -> None:
         r.join(timeout=400)
     assert [r.exitcode for r in ranks] == [0, 0]
     (made,) = tmp_path.iterdir()
-    assert made.name.startswith("race-") and (made / "config.json").read_text() in {str(r.pid) for r in ranks}
+    assert made.name.startswith("race-") and (made / "config.json").read_text() in {
+        str(r.pid) for r in ranks
+    }
     assert made.stat().st_mode & 0o077 == 0
 
 
@@ -96,7 +102,9 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(UserError, match=r"cannot write builtin:x to the cache .*: No space left on device"):
+    with pytest.raises(
+        UserError, match=r"cannot write builtin:x to the cache .*: No space left on device"
+    ):
         cached(tmp_path, "x", "recipe", build)
     assert list(tmp_path.iterdir()) == []
 
@@ -136,7 +144,9 @@ def test_wrong_folders(cache: Path, tmp_path: Path) -> None:
     for f in good.iterdir():
         if f.suffix != ".safetensors":
             (tmp_path / f.name).write_bytes(f.read_bytes())
-    with pytest.raises(UserError, match=r"no weights \(\*.safetensors\); it holds chat_template.jinja, config.json"):
+    with pytest.raises(
+        UserError, match=r"no weights \(\*.safetensors\); it holds chat_template.jinja, config.json"
+    ):
         load(tmp_path, cache)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(UserError, match="cannot load the weights"):
@@ -173,10 +183,15 @@ def test_smollm2_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     pytest.importorskip("gguf", reason="the demo extra is not installed")
     loaded = load_model("builtin:smollm2", dtype=torch.bfloat16, device="cpu")
     question = [{"role": "user", "content": "What is 7 + 5?"}]
-    ids = loaded.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    ids = loaded.tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_dict=False
+    )
     loaded.model.eval()
     out = loaded.model.generate(  # type: ignore[operator]
-        torch.tensor([ids]), max_new_tokens=24, do_sample=False, pad_token_id=loaded.tokenizer.pad_token_id
+        torch.tensor([ids]),
+        max_new_tokens=24,
+        do_sample=False,
+        pad_token_id=loaded.tokenizer.pad_token_id,
     )
     assert "12" in loaded.tokenizer.decode(out[0, len(ids) :])
     assert loaded.shape.kv_heads == 3

@@ -1,4 +1,6 @@
-"""Adapters against the formula written out, and everything that has to see through them: head, generation, export."""
+"""Adapters against the formula written out, and everything that has to see through them: head,
+generation, export.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,18 @@ from transformers import AutoModelForCausalLM
 
 from tests.models.support import GROUPED, distance, gradient, make_batch, make_model
 from tests.rollout.support import PROMPTS, drawn
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.export import write_folder
 from trainer.models import load_model, pack, token_stats
-from trainer.models.lora import Lora, adapter_of, adapters_off, add_adapters, digest, has_adapters, weights
+from trainer.models.lora import (
+    Lora,
+    adapter_of,
+    adapters_off,
+    add_adapters,
+    digest,
+    has_adapters,
+    weights,
+)
 from trainer.parallel.weights import whole_weights
 from trainer.rollout.agreement import trainer_log_probs
 
@@ -56,7 +66,9 @@ def test_the_model_is_the_merged_one(family: str) -> None:
     plain = merged(model, family)
     ours, theirs = (token_stats(m, pack(batch), entropy=True) for m in (model, plain))
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=1e-5, rtol=0)
-    assert not torch.allclose(ours.log_probs, token_stats(make_model(family), pack(batch)).log_probs, atol=1e-2)
+    assert not torch.allclose(
+        ours.log_probs, token_stats(make_model(family), pack(batch)).log_probs, atol=1e-2
+    )
     named = dict(plain.named_parameters())
     found = dict(whole_weights(model, sharded=False))
     assert list(found) == list(named), "names and order are those of a model without adapters"
@@ -80,14 +92,23 @@ def test_the_gradient_is_that_of_the_two_matrices_and_of_nothing_else() -> None:
         if weight.adapter is not None:
             whole = dict(plain.named_parameters())[weight.name].grad
             assert whole is not None
-            parts += [3 * (weight.adapter.up.T @ whole).flatten(), 3 * (whole @ weight.adapter.down.T).flatten()]
+            parts += [
+                3 * (weight.adapter.up.T @ whole).flatten(),
+                3 * (whole @ weight.adapter.down.T).flatten(),
+            ]
     assert distance(with_grad, torch.cat(parts)) < 1e-5
 
 
 def test_a_fresh_adapter_changes_nothing_and_depends_on_the_seed_alone() -> None:
     batch = make_batch(*GROUPED)
-    one, again, other = adapted(trained=False), adapted(trained=False), adapted(trained=False, seed=4)
-    assert torch.equal(token_stats(one, pack(batch)).log_probs, token_stats(make_model(), pack(batch)).log_probs)
+    one, again, other = (
+        adapted(trained=False),
+        adapted(trained=False),
+        adapted(trained=False, seed=4),
+    )
+    assert torch.equal(
+        token_stats(one, pack(batch)).log_probs, token_stats(make_model(), pack(batch)).log_probs
+    )
     first, second, third = (dict(m.named_parameters()) for m in (one, again, other))
     assert all(torch.equal(first[n], second[n]) for n in first)
     assert any(not torch.equal(first[n], third[n]) for n in first)
@@ -128,11 +149,29 @@ def test_recomputed_activations_give_the_same_gradient() -> None:
 
 def test_chosen_layers_and_what_is_none() -> None:
     model = adapted(targets=["q_proj", "down_proj"])
-    names = {n.rsplit(".", 1)[-1] for n, layer in model.named_modules() if adapter_of(layer) is not None}
-    assert names == {"q_proj", "down_proj"} and has_adapters(model) and not has_adapters(make_model())
-    everything = {n.rsplit(".", 1)[-1] for n, layer in adapted().named_modules() if adapter_of(layer) is not None}
-    assert everything == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    with pytest.raises(UserError, match=r"target_modules: .* named q_prj, lm_head, but q_proj, .*v_proj"):
+    names = {
+        n.rsplit(".", 1)[-1] for n, layer in model.named_modules() if adapter_of(layer) is not None
+    }
+    assert (
+        names == {"q_proj", "down_proj"} and has_adapters(model) and not has_adapters(make_model())
+    )
+    everything = {
+        n.rsplit(".", 1)[-1]
+        for n, layer in adapted().named_modules()
+        if adapter_of(layer) is not None
+    }
+    assert everything == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
+    with pytest.raises(
+        UserError, match=r"target_modules: .* named q_prj, lm_head, but q_proj, .*v_proj"
+    ):
         adapted(targets=["q_prj", "lm_head", "v_proj"])
 
 
@@ -146,7 +185,11 @@ def test_the_digest_is_of_the_values_whatever_their_type() -> None:
 
 
 def test_bfloat16_is_rounded_once() -> None:
-    model = train(load_model("builtin:tiny", dtype=torch.bfloat16, device="cpu", adapters=Lora(rank=2, alpha=4)).model)
+    model = train(
+        load_model(
+            "builtin:tiny", dtype=torch.bfloat16, device="cpu", adapters=Lora(rank=2, alpha=4)
+        ).model
+    )
     weight = next(w for w in weights(model) if w.adapter is not None)
     assert weight.adapter is not None and weight.adapter.up.dtype == torch.bfloat16
     exact = weight.own.double() + 2 * (weight.adapter.up.double() @ weight.adapter.down.double())
@@ -154,10 +197,14 @@ def test_bfloat16_is_rounded_once() -> None:
     assert (weight.merged() == exact.float().bfloat16()).float().mean() > 0.999
 
 
-def test_the_exported_folder_holds_merged_weights_and_the_adapter_beside_them(tmp_path: Path) -> None:
+def test_the_exported_folder_holds_merged_weights_and_the_adapter_beside_them(
+    tmp_path: Path,
+) -> None:
     from peft import PeftModel
 
-    loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu", adapters=Lora(rank=4, alpha=8))
+    loaded = load_model(
+        "builtin:tiny", dtype=torch.float32, device="cpu", adapters=Lora(rank=4, alpha=8)
+    )
     wanted = dict(whole_weights(train(loaded.model), sharded=False))
     write_folder(loaded.model, loaded.tokenizer, tmp_path / "out")
     found = load_model(str(tmp_path / "out"), dtype=torch.float32, device="cpu")

@@ -1,4 +1,6 @@
-"""What a user would lose: a document that sees its neighbour, a prompt shared wrongly, a gradient that differs."""
+"""What a user would lose: a document that sees its neighbour, a prompt shared wrongly, a gradient
+that differs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.support import FAMILIES, GROUPED, distance, gradient, make_batch, make_model, reference, run
-from trainer.errors import UserError
+from tests.models.support import (
+    FAMILIES,
+    GROUPED,
+    distance,
+    gradient,
+    make_batch,
+    make_model,
+    reference,
+    run,
+)
+from trainer.base.errors import UserError
 from trainer.models import Packed, pack, pad, token_stats
 from trainer.models.attention_cpu import cpu_attention, make_plan
 from trainer.models.attention_cuda import segment_attention
@@ -59,7 +70,9 @@ def test_targets_are_the_places_in_the_flat_columns() -> None:
 def test_trained_prompt_tokens_survive_sharing() -> None:
     batch = make_batch([0, 0, 0], [5, 5, 5], [4, 2, 3])
     model = make_model()
-    (a, ga), (b, gb) = (run(model, pack(batch, share_prompts=s, all_tokens=True)) for s in (False, True))
+    (a, ga), (b, gb) = (
+        run(model, pack(batch, share_prompts=s, all_tokens=True)) for s in (False, True)
+    )
     torch.testing.assert_close(a.log_probs, b.log_probs, atol=1e-5, rtol=1e-5)
     assert distance(gb, ga) < 1e-5
 
@@ -77,7 +90,9 @@ def test_two_tokens_that_do_not_exist_are_refused() -> None:
     batch = make_batch([0], [3], [2])
     for bad in (97, -1):
         batch.columns["input_ids"][2] = bad
-        with pytest.raises(UserError, match=rf"token id {bad} is outside the model's vocabulary \(ids 0 to 96\)"):
+        with pytest.raises(
+            UserError, match=rf"token id {bad} is outside the model's vocabulary \(ids 0 to 96\)"
+        ):
             token_stats(make_model(), pack(batch))
 
 
@@ -130,11 +145,15 @@ def test_bfloat16_is_near(autocast: bool) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 12), st.lists(st.integers(1, 40), min_size=1, max_size=4)), min_size=1, max_size=5
+        st.tuples(st.integers(0, 12), st.lists(st.integers(1, 40), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=5,
     ),
     st.integers(0, 2**31),
 )
-def test_cpu_attention_equals_one_call_per_segment(families: list[tuple[int, list[int]]], seed: int) -> None:
+def test_cpu_attention_equals_one_call_per_segment(
+    families: list[tuple[int, list[int]]], seed: int
+) -> None:
     segments, at = [], 0
     for prefix, lengths in families:
         behind = (at, prefix) if prefix else (0, 0)
@@ -157,7 +176,9 @@ def test_cpu_attention_equals_one_call_per_segment(families: list[tuple[int, lis
 def test_like_lengths_share_a_call_and_long_ones_do_not() -> None:
     def calls(lengths: list[int]) -> int:
         starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
-        return len(make_plan(tuple(Segment(s, n) for s, n in zip(starts, lengths, strict=False))).buckets)
+        return len(
+            make_plan(tuple(Segment(s, n) for s, n in zip(starts, lengths, strict=False))).buckets
+        )
 
     assert calls([20, 31, 25, 18, 30] * 20) <= 2
     assert calls([2000, 1000, 30]) == 3
@@ -165,6 +186,12 @@ def test_like_lengths_share_a_call_and_long_ones_do_not() -> None:
 
 def test_packed_moves_as_a_whole() -> None:
     packed: Packed = pad(make_batch([0], [3], [2])).to("meta")
-    moved = (packed.input_ids, packed.position_ids, packed.sources, packed.target_ids, packed.attention_mask)
+    moved = (
+        packed.input_ids,
+        packed.position_ids,
+        packed.sources,
+        packed.target_ids,
+        packed.attention_mask,
+    )
     assert all(x is not None and x.device.type == "meta" for x in moved)
     assert packed.targets.device.type == "cpu"

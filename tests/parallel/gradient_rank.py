@@ -1,11 +1,12 @@
-"""A rank of the stowage tests: one optimizer step on fixed sequences a variant; rank 0 writes what the engine used.
+"""A rank of the stowage tests: one optimizer step on fixed sequences a variant; rank 0 writes what
+the engine used.
 
-With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x its gradient: the
-move is the gradient, whatever ZeRO stage keeps it where.
+With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x
+its gradient: the move is the gradient, whatever ZeRO stage keeps it where.
 
-Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``, ``reverse``,
-``steps``, ``lora`` (rank of trained adapters: the gradient is the move of the merged weights) and ``fail``: [rank,
-micro-batch, "forward" | "backward"], where memory runs out once.
+Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``,
+``reverse``, ``steps``, ``lora`` (rank of trained adapters: the gradient is the move of the merged
+weights) and ``fail``: [rank, micro-batch, "forward" | "backward"], where memory runs out once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer import environment
+from trainer.base import environment
 
 environment.prepare()
 
@@ -31,10 +32,10 @@ from trainer.models import load_model  # noqa: E402
 from trainer.models.lora import Lora, adapters_off, add_adapters  # noqa: E402
 from trainer.parallel.engine import Engine, EngineSettings  # noqa: E402
 from trainer.parallel.weights import whole_weights  # noqa: E402
-from trainer.parallel.world import World, join, leave  # noqa: E402
-from trainer.steps.forward import log_prob_column  # noqa: E402
-from trainer.steps.stow import Stowage, stow  # noqa: E402
-from trainer.steps.update import update  # noqa: E402
+from trainer.ranks.world import World, join, leave  # noqa: E402
+from trainer.update.forward import log_prob_column  # noqa: E402
+from trainer.update.micro_batches import Stowage, stow  # noqa: E402
+from trainer.update.optimizer_step import update  # noqa: E402
 
 EPS, SCALE = 1e8, 100.0
 GROUPS, OF_A_GROUP = 8, 3
@@ -50,7 +51,9 @@ class NegativeLogLikelihood:
     def bind(self, batch: Batch) -> None:
         self.count = int(batch.columns["loss_mask"].sum())
 
-    def __call__(self, micro: Batch, packed: Any, stats: Any) -> tuple[torch.Tensor, Mapping[str, float]]:
+    def __call__(
+        self, micro: Batch, packed: Any, stats: Any
+    ) -> tuple[torch.Tensor, Mapping[str, float]]:
         loss = -stats.log_probs.sum() / self.count
         return loss, {"loss": float(loss.detach())}
 
@@ -60,7 +63,9 @@ def make_batch(vocabulary: int) -> Batch:
     draw = torch.Generator().manual_seed(5)
     ids, masks, prompts = [], [], []
     for _ in range(GROUPS):
-        prompt = torch.randint(5, vocabulary, (int(torch.randint(20, 60, (1,), generator=draw)),), generator=draw)
+        prompt = torch.randint(
+            5, vocabulary, (int(torch.randint(20, 60, (1,), generator=draw)),), generator=draw
+        )
         for _ in range(OF_A_GROUP):
             n = int(torch.randint(5, 120, (1,), generator=draw))
             ids.append(torch.cat([prompt, torch.randint(5, vocabulary, (n,), generator=draw)]))
@@ -72,8 +77,12 @@ def make_batch(vocabulary: int) -> Batch:
 
 
 @contextmanager
-def failing(engine: Engine, model: nn.Module, world: World, fail: tuple[int, int, str] | None) -> Iterator[None]:
-    """Memory runs out once on a rank: in its k-th forward pass, or half-way through that one's backward pass."""
+def failing(
+    engine: Engine, model: nn.Module, world: World, fail: tuple[int, int, str] | None
+) -> Iterator[None]:
+    """Memory runs out once on a rank: in its k-th forward pass, or half-way through that one's
+    backward pass.
+    """
     if fail is None or fail[0] != world.rank:
         yield
         return
@@ -108,7 +117,9 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
             if ".lora_B." in name:
                 nn.init.normal_(parameter, std=0.2)
     before = {k: v.clone() for k, v in whole_weights(model, sharded=False)}
-    settings = EngineSettings(zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0)
+    settings = EngineSettings(
+        zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0
+    )
     engine = Engine(model, settings, world)
     stowage = Stowage(
         dynamic=variant.get("micro") is None,
@@ -124,15 +135,24 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
         batch = batch.select(torch.arange(len(batch)).flip(0))
     cost = CostModel.from_shape(loaded.shape)
     with failing(engine, model, world, variant.get("fail")):
-        done = update(engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0)
+        done = update(
+            engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0
+        )
     off = 0.0
     if rank:
         plan = stow(batch, stowage, world.size, cost)
         with adapters_off(engine.module) as base:
-            columns = [log_prob_column(m, batch, plan, world, stowage, temperature=1.0) for m in (base, loaded.model)]
+            columns = [
+                log_prob_column(m, batch, plan, world, stowage, temperature=1.0)
+                for m in (base, loaded.model)
+            ]
         off = float((columns[0] - columns[1]).abs().max())
     lowered = [world.vector(b) for b in done.lowered] if done.lowered else None
-    lowered = None if lowered is None else [[int(b) for b in of_rank] for of_rank in zip(*lowered, strict=True)]
+    lowered = (
+        None
+        if lowered is None
+        else [[int(b) for b in of_rank] for of_rank in zip(*lowered, strict=True)]
+    )
     # In buckets smaller than the embedding, as a generation engine takes them.
     weights = whole_weights(engine.module, sharded=variant["zero"] == 3, bucket_bytes=100_000)
     after = {k: v.clone() for k, v in weights}

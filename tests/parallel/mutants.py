@@ -1,4 +1,6 @@
-"""Runs the start-up self-test on sound and on broken engines; prints what it said of each as JSON."""
+"""Runs the start-up self-test on sound and on broken engines; prints what it said of each as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from trainer import environment
+from trainer.base import environment
 
 environment.prepare(1)
 
 from trainer.parallel import engine, selftest  # noqa: E402
-from trainer.parallel.world import join, leave  # noqa: E402
+from trainer.ranks.world import join, leave  # noqa: E402
 
 
 def settings(zero: int) -> engine.EngineSettings:
-    return engine.EngineSettings(zero_stage=zero, bf16=False, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    return engine.EngineSettings(
+        zero_stage=zero, bf16=False, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+    )
 
 
 def without_key(settings: engine.EngineSettings, *, guarded: bool) -> dict[str, Any]:
@@ -53,7 +57,11 @@ def verdict(zero: int) -> str:
 
 if __name__ == "__main__":
     world = join(
-        environment.rank_from_environment({}), device="cpu", run_dir=Path(sys.argv[1]), meet_s=400, timeout_s=400
+        environment.rank_from_environment({}),
+        device="cpu",
+        run_dir=Path(sys.argv[1]),
+        meet_s=400,
+        timeout_s=400,
     )
     said = {f"sound {zero}": verdict(zero) for zero in range(4)}
     for name, mutate in MUTANTS.items():

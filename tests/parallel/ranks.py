@@ -1,4 +1,6 @@
-"""Starts the ranks of a test as processes of their own, and never waits for them without a bound."""
+"""Starts the ranks of a test as processes of their own, and never waits for them without a
+bound.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,39 @@ from typing import Any
 
 import torch
 
-from trainer.parallel.rendezvous import free_port, port_for
+from trainer.ranks.rendezvous import free_port, port_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(case: dict[str, Any], folder: Path, ranks: int, *, timeout_s: float = 500.0) -> list[int]:
-    """Exit codes of ``ranks`` processes of ``gradient_rank`` on ``case``; a rank past the bound is killed: -9."""
+    """Exit codes of ``ranks`` processes of ``gradient_rank`` on ``case``; a rank past the bound is
+    killed: -9.
+    """
     port = free_port(port_for(str(folder)))
     deadline = time.monotonic() + timeout_s
     processes = []
     for rank in range(ranks):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        env |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
         with (folder / f"rank_{rank}.log").open("w") as log:
-            command = [sys.executable, "-m", "tests.parallel.gradient_rank", json.dumps(case), str(folder)]
-            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, process_group=0))
+            command = [
+                sys.executable,
+                "-m",
+                "tests.parallel.gradient_rank",
+                json.dumps(case),
+                str(folder),
+            ]
+            processes.append(
+                subprocess.Popen(
+                    command, env=env, stdout=log, stderr=subprocess.STDOUT, process_group=0
+                )
+            )
     codes = []
     for process in processes:
         try:
@@ -44,7 +63,9 @@ def start(case: dict[str, Any], folder: Path, ranks: int, *, timeout_s: float = 
 
 def logs(folder: Path) -> str:
     """What all ranks said, for the message of a failed assertion."""
-    return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(folder.glob("rank_*.log")))
+    return "\n".join(
+        f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(folder.glob("rank_*.log"))
+    )
 
 
 def results(variants: Sequence[dict[str, Any]], folder: Path, ranks: int) -> list[dict[str, Any]]:

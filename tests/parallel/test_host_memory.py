@@ -23,7 +23,9 @@ def test_freed_blocks_return_to_the_system() -> None:
         pytest.skip("needs glibc, as on Debian")
     kept = [ctypes.create_string_buffer(BLOCK) for _ in range(COUNT)]
     holding = resident()
-    last = kept[-1]  # at the top of the heap: what lies below can't be given back without being asked for
+    last = kept[
+        -1
+    ]  # at the top of the heap: what lies below can't be given back without being asked for
     del kept
     trim_host_memory()
     assert holding - resident() > BLOCK * COUNT // 2 and len(last) == BLOCK

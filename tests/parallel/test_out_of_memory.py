@@ -1,4 +1,6 @@
-"""A rank runs out of memory: the step still has the gradient it would have had, and no rank is left waiting."""
+"""A rank runs out of memory: the step still has the gradient it would have had, and no rank is left
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return results([*PLAIN, *SURVIVED], tmp_path_factory.mktemp("ranks"), 2)
 
 
-@pytest.mark.parametrize("number", range(len(SURVIVED)), ids=[f"{v['zero']}-{v['fail']}" for v in SURVIVED])
+@pytest.mark.parametrize(
+    "number", range(len(SURVIVED)), ids=[f"{v['zero']}-{v['fail']}" for v in SURVIVED]
+)
 def test_the_gradient_is_as_without_the_error(found: list[dict[str, Any]], number: int) -> None:
     variant, whole = SURVIVED[number], found[0]
     one = found[len(PLAIN) + number]
@@ -52,7 +56,9 @@ def test_nothing_is_lowered_without_an_error(found: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("variant", FATAL, ids=[f"{v['zero']}-{v['fail']}" for v in FATAL])
-def test_where_the_others_already_wait_every_rank_ends_with_an_error(variant: dict[str, Any], tmp_path: Path) -> None:
+def test_where_the_others_already_wait_every_rank_ends_with_an_error(
+    variant: dict[str, Any], tmp_path: Path
+) -> None:
     codes = start({"variants": [variant]}, tmp_path, 2, timeout_s=300)
     assert codes == [1, 1], logs(tmp_path)
     assert "OutOfMemoryError: injected" in (tmp_path / f"rank_{variant['fail'][0]}.log").read_text()

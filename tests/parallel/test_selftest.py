@@ -1,4 +1,6 @@
-"""The start-up self-test passes on a sound engine and stops every way of losing micro-batches that we know of."""
+"""The start-up self-test passes on a sound engine and stops every way of losing micro-batches that
+we know of.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Answers that come one after another are judged meanwhile, each within its time, whatever happens to a process."""
+"""Answers that come one after another are judged meanwhile, each within its time, whatever happens
+to a process.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,21 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.rewards import RewardRequest, Scorer
 
 GATE = "gate"
 
 
 def request(text: str, index: int = 0) -> RewardRequest:
-    return RewardRequest(data_source="toy", solution_text=text, ground_truth="1", extra_info={}, index=index)
+    return RewardRequest(
+        data_source="toy", solution_text=text, ground_truth="1", extra_info={}, index=index
+    )
 
 
-def waits_for_file(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
+def waits_for_file(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> float:
     """A path: until it is there. A number: that number."""
     if not solution_str.startswith("/"):
         return float(solution_str)
@@ -34,7 +40,9 @@ def waits_for_file(data_source: str, solution_str: str, ground_truth: Any, extra
 def test_answers_are_judged_before_all_are_there(tmp_path: Path) -> None:
     done = tmp_path / "seen"
 
-    def sees(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
+    def sees(
+        data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    ) -> float:
         done.touch()
         return 1.0
 
@@ -70,7 +78,9 @@ def test_many_rounds_from_a_busy_thread_lose_nothing() -> None:
             assert [s.value for s in judging.results()] == [float(k) for k in range(size % 7)]
 
 
-def test_a_round_that_is_given_up_ends_at_once_and_the_next_one_starts_clean(tmp_path: Path) -> None:
+def test_a_round_that_is_given_up_ends_at_once_and_the_next_one_starts_clean(
+    tmp_path: Path,
+) -> None:
     with Scorer(waits_for_file, workers=1) as scorer:
         judging = scorer.judging()
         judging.submit(request(str(tmp_path / "never")))

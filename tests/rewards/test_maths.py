@@ -33,7 +33,9 @@ def request(solution: str, truth: object, index: int = 0) -> RewardRequest:
         ("#### " + "9" * 5000, "18", None),
     ],
 )
-def test_plain_numbers_after_the_hashes_are_compared_exactly(solution: str, truth: object, expected: float) -> None:
+def test_plain_numbers_after_the_hashes_are_compared_exactly(
+    solution: str, truth: object, expected: float
+) -> None:
     assert quick_maths(solution, truth) == expected
 
 
@@ -63,7 +65,9 @@ def test_answers_in_latex_and_prose_are_judged_by_math_verify_in_any_thread() ->
     got: list[Score] = []
     with Scorer(workers=2, timeout_s=200.0) as scorer:
         thread = threading.Thread(
-            target=lambda: got.extend(scorer.score([request(s, t, i) for i, (s, t, _) in enumerate(cases)]))
+            target=lambda: got.extend(
+                scorer.score([request(s, t, i) for i, (s, t, _) in enumerate(cases)])
+            )
         )
         thread.start()
         thread.join(400)
@@ -77,7 +81,9 @@ def test_an_answer_that_never_ends_costs_its_time_limit_and_scores_0() -> None:
         first = scorer.score([hostile, request("#### 3", "3")])
         assert [(s.value, s.unjudged) for s in first] == [(0.0, True), (1.0, False)]
         scorer.timeout_s = 200.0
-        assert scorer.score([request("it is 3", "3")]) == [Score(value=1.0)]  # the process was replaced
+        assert scorer.score([request("it is 3", "3")]) == [
+            Score(value=1.0)
+        ]  # the process was replaced
 
 
 def test_no_requests_no_processes() -> None:

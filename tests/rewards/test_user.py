@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.rewards import RewardRequest, Score, Scorer, load_reward
 
 FILE = """
@@ -53,7 +53,9 @@ def file(tmp_path: Path) -> Path:
 
 def requests(*solutions: str, truth: str = "a") -> list[RewardRequest]:
     return [
-        RewardRequest(data_source="d", solution_text=s, ground_truth=truth, index=10 + i, extra_info={"k": 1})
+        RewardRequest(
+            data_source="d", solution_text=s, ground_truth=truth, index=10 + i, extra_info={"k": 1}
+        )
         for i, s in enumerate(solutions)
     ]
 
@@ -103,16 +105,22 @@ def test_a_function_that_raises_names_prompt_error_and_line(file: Path) -> None:
         ("time.sleep(600)", "took longer than 0.5 s"),
     ],
 )
-def test_what_is_not_a_finite_number_is_the_users_error(file: Path, value: str, message: str) -> None:
+def test_what_is_not_a_finite_number_is_the_users_error(
+    file: Path, value: str, message: str
+) -> None:
     reward = load_reward(file, "returns")
     with (
         Scorer(reward, name="returns", timeout_s=0.5 if "sleep" in value else None) as scorer,
-        pytest.raises(UserError, match=f"^the reward function returns {message}.*for prompt 10 of d"),
+        pytest.raises(
+            UserError, match=f"^the reward function returns {message}.*for prompt 10 of d"
+        ),
     ):
         scorer.score(requests("x", truth=value))
 
 
-@pytest.mark.parametrize("value", ["1", "True", "np.float32(0.25)", "np.array([0.5])", "np.int64(2)"])
+@pytest.mark.parametrize(
+    "value", ["1", "True", "np.float32(0.25)", "np.array([0.5])", "np.int64(2)"]
+)
 def test_numbers_of_every_kind_count(file: Path, value: str) -> None:
     with Scorer(load_reward(file, "returns")) as scorer:
         assert scorer.score(requests("x", truth=value))[0].value > 0
@@ -129,11 +137,27 @@ def test_a_worker_lost_between_steps_is_replaced(file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "name", "message"),
     [
-        ("my_rewrd.py", "right", r"custom_reward_function.path: there is no file .*; did you mean 'my_reward.py'\?"),
-        ("my_reward.py", "rigth", r"custom_reward_function.name: .* no function 'rigth'; did you mean 'right'\?"),
-        ("my_reward.py", "zzz", r"no function 'zzz'; it has right, rich, keywords, raises, returns, pid, short$"),
+        (
+            "my_rewrd.py",
+            "right",
+            r"custom_reward_function.path: there is no file .*; did you mean 'my_reward.py'\?",
+        ),
+        (
+            "my_reward.py",
+            "rigth",
+            r"custom_reward_function.name: .* no function 'rigth'; did you mean 'right'\?",
+        ),
+        (
+            "my_reward.py",
+            "zzz",
+            r"no function 'zzz'; it has right, rich, keywords, raises, returns, pid, short$",
+        ),
         ("my_reward.py", "constant", r"'constant' in .* is a int, not a function"),
-        ("my_reward.py", "short", r"can't be called .*; write def short\(data_source, solution_str, ground_truth"),
+        (
+            "my_reward.py",
+            "short",
+            r"can't be called .*; write def short\(data_source, solution_str, ground_truth",
+        ),
         ("my_reward.py", "later", r"is async; write def later\("),
         ("syntax.py", "f", r"syntax.py, line 2: "),
         (
@@ -144,7 +168,9 @@ def test_a_worker_lost_between_steps_is_replaced(file: Path) -> None:
         ("notes.txt", "f", r"must end in .py"),
     ],
 )
-def test_what_cannot_be_loaded_says_which_key_and_why(file: Path, path: str, name: str, message: str) -> None:
+def test_what_cannot_be_loaded_says_which_key_and_why(
+    file: Path, path: str, name: str, message: str
+) -> None:
     (file.parent / "syntax.py").write_text("x = 1\ndef f(:\n")
     (file.parent / "fails.py").write_text("import nowhere_at_all\n")
     (file.parent / "notes.txt").write_text("x")

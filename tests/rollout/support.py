@@ -31,7 +31,9 @@ def drawn(
 ) -> list[Sample]:
     """One sample of each prompt, in their order."""
     names = sample_ids or list(range(len(prompts)))
-    groups = [Group(prompt_ids=p, sample_ids=[i], step=step) for p, i in zip(prompts, names, strict=True)]
+    groups = [
+        Group(prompt_ids=p, sample_ids=[i], step=step) for p, i in zip(prompts, names, strict=True)
+    ]
     finished = engine(model, eos, max_num_seqs).generate(groups, sampling(**how), seed=seed)
     found = {f.number: f.samples[0] for f in finished}
     return [found[i] for i in range(len(prompts))]

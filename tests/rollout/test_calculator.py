@@ -12,7 +12,14 @@ from trainer.rollout.calculator import Calculator, evaluate
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("2 * (3 + 4)", 14), ("1,200 / 4", 300), ("-7 // 2", -4), ("2^10", 1024), ("7 % 4", 3), ("0.5 * 3", 1.5)],
+    [
+        ("2 * (3 + 4)", 14),
+        ("1,200 / 4", 300),
+        ("-7 // 2", -4),
+        ("2^10", 1024),
+        ("7 % 4", 3),
+        ("0.5 * 3", 1.5),
+    ],
 )
 def test_values(expression: str, value: float) -> None:
     assert evaluate(expression) == value
@@ -46,7 +53,11 @@ def test_any_text_gives_a_number_or_a_reason(expression: str) -> None:
 
 
 def step(said: str) -> str | None:
-    return asyncio.run(Calculator().step(Conversation(prompt="", messages=[{"role": "assistant", "content": said}])))
+    return asyncio.run(
+        Calculator().step(
+            Conversation(prompt="", messages=[{"role": "assistant", "content": said}])
+        )
+    )
 
 
 def test_calls() -> None:
@@ -55,4 +66,7 @@ def test_calls() -> None:
     assert step(call + "\n" + call.replace("3 * 4", "1 / 3")) == "12\n0.333333333333"
     assert step("The answer is #### 12") is None
     assert str(step('<tool_call>{"name": 1}</tool_call>')).startswith("error: a call is")
-    assert step(call.replace("3 * 4", "x")) == "error: only numbers, + - * / // % ** and brackets are known"
+    assert (
+        step(call.replace("3 * 4", "x"))
+        == "error: only numbers, + - * / // % ** and brackets are known"
+    )

@@ -1,4 +1,6 @@
-"""The generator against transformers' own generate, against fresh forward passes, and against itself cut otherwise."""
+"""The generator against transformers' own generate, against fresh forward passes, and against
+itself cut otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import torch
 
 from tests.models.support import VOCAB, make_model
 from tests.rollout.support import PROMPTS, drawn, ids
+from trainer.base.errors import UserError
 from trainer.data.batch import Batch
-from trainer.errors import UserError
 from trainer.models import pack, token_stats
 from trainer.rollout import NotFiniteError, Sampling
 
@@ -35,26 +37,39 @@ def test_greedy_is_transformers_greedy(family: str) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 5}, {"top_p": 0.7}, {"do_sample": False}], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_are_those_of_a_whole_forward_pass(how: dict[str, Any], temperature: float) -> None:
+def test_log_probs_are_those_of_a_whole_forward_pass(
+    how: dict[str, Any], temperature: float
+) -> None:
     model = make_model()
     for prompt, sample in zip(PROMPTS, drawn(model, temperature=temperature, **how), strict=True):
         whole = torch.tensor([prompt + sample.response_ids.tolist()])
         with torch.no_grad():
             logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        expected = (logits / temperature).log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+        expected = (
+            (logits / temperature).log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+        )
         torch.testing.assert_close(sample.log_probs, expected, atol=1e-4, rtol=0)
 
 
 def test_log_probs_are_those_of_training() -> None:
-    """The importance ratio of the first optimizer step is 1 only if generation and the packed pass agree."""
+    """The importance ratio of the first optimizer step is 1 only if generation and the packed pass
+    agree.
+    """
     model = make_model()
     samples = drawn(model, temperature=0.8)
-    sequences = [torch.tensor(p + s.response_ids.tolist()) for p, s in zip(PROMPTS, samples, strict=True)]
+    sequences = [
+        torch.tensor(p + s.response_ids.tolist()) for p, s in zip(PROMPTS, samples, strict=True)
+    ]
     masks = [torch.arange(len(s)) >= len(p) for p, s in zip(PROMPTS, sequences, strict=True)]
-    rows = {"prompt_lengths": torch.tensor([len(p) for p in PROMPTS]), "groups": torch.arange(len(PROMPTS))}
+    rows = {
+        "prompt_lengths": torch.tensor([len(p) for p in PROMPTS]),
+        "groups": torch.arange(len(PROMPTS)),
+    }
     batch = Batch.from_sequences({"input_ids": sequences, "loss_mask": masks}, rows)
     trained = token_stats(model, pack(batch), temperature=0.8).log_probs
-    torch.testing.assert_close(torch.cat([s.log_probs for s in samples]), trained, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.cat([s.log_probs for s in samples]), trained, atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -63,7 +78,9 @@ def test_samples_do_not_depend_on_the_batch(rows: int) -> None:
     whole = drawn(model, eos=list(range(1, 9)))
     cut = drawn(model, eos=list(range(1, 9)), max_num_seqs=rows)
     assert ids(cut) == ids(whole)
-    assert len({len(s.response_ids) for s in whole}) > 2, "sequences of one length would not test the compaction"
+    assert len({len(s.response_ids) for s in whole}) > 2, (
+        "sequences of one length would not test the compaction"
+    )
     for a, b in zip(cut, whole, strict=True):
         torch.testing.assert_close(a.log_probs, b.log_probs, atol=1e-4, rtol=0)
 
@@ -113,7 +130,9 @@ def test_the_cache_grows_past_its_first_room_and_past_a_block_of_random_numbers(
 
 
 @pytest.mark.parametrize("do_sample", [True, False])
-def test_tokens_chosen_in_several_passes_are_the_same(monkeypatch: pytest.MonkeyPatch, do_sample: bool) -> None:
+def test_tokens_chosen_in_several_passes_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, do_sample: bool
+) -> None:
     model = make_model()
     whole = drawn(model, do_sample=do_sample)
     monkeypatch.setattr("trainer.rollout.hf.sampling.CHOICE_ELEMENTS", {"cpu": 2 * VOCAB})
@@ -155,7 +174,9 @@ def test_bad_input_is_named() -> None:
     model = make_model()
     with pytest.raises(UserError, match="prompt 1 of the batch is empty"):
         drawn(model, [[3], []])
-    with pytest.raises(UserError, match=r"exceed the model's 512 positions; lower data\.max_prompt_length"):
+    with pytest.raises(
+        UserError, match=r"exceed the model's 512 positions; lower data\.max_prompt_length"
+    ):
         drawn(model, [[3] * 501])
     with pytest.raises(UserError, match=r"rollout\.top_p=0: must be above 0"):
         Sampling(max_response_length=3, top_p=0)

@@ -15,10 +15,14 @@ EOS = list(range(1, 9))
 N = 4
 
 
-def groups(count: int = 12, n: int = N, begun: dict[int, list[Sample]] | None = None) -> list[Group]:
+def groups(
+    count: int = 12, n: int = N, begun: dict[int, list[Sample]] | None = None
+) -> list[Group]:
     """Prompts of 1 to 9 tokens, the first seen again as the last."""
     draw = torch.Generator().manual_seed(5)
-    prompts = [torch.randint(10, VOCAB, (1 + i * 7 % 9,), generator=draw).tolist() for i in range(count)]
+    prompts = [
+        torch.randint(10, VOCAB, (1 + i * 7 % 9,), generator=draw).tolist() for i in range(count)
+    ]
     prompts[-1] = prompts[0]
     kept = begun or {}
     return [
@@ -28,7 +32,9 @@ def groups(count: int = 12, n: int = N, begun: dict[int, list[Sample]] | None = 
 
 
 def whole(model: nn.Module) -> list[Finished]:
-    return list(engine(model, EOS, 256).generate(groups(), sampling(max_response_length=30), seed=17))
+    return list(
+        engine(model, EOS, 256).generate(groups(), sampling(max_response_length=30), seed=17)
+    )
 
 
 def by_number(finished: list[Finished]) -> list[list[Sample]]:
@@ -83,10 +89,17 @@ def test_long_and_short_prompts_attend_to_themselves_alone() -> None:
     """Enough of both that they are not padded to each other."""
     model = make_model()
     short = [Group(prompt_ids=[10 + i], sample_ids=[i], step=0) for i in range(20)]
-    long = [Group(prompt_ids=[(7 * i + k) % VOCAB for k in range(40)], sample_ids=[i], step=0) for i in range(20, 40)]
+    long = [
+        Group(prompt_ids=[(7 * i + k) % VOCAB for k in range(40)], sample_ids=[i], step=0)
+        for i in range(20, 40)
+    ]
     together = engine(model, EOS).generate([*short, *long], sampling(), seed=17)
     found = {f.number: f.samples for f in together}
-    apart = [f.samples for g in [*short, *long] for f in engine(model, EOS).generate([g], sampling(), seed=17)]
+    apart = [
+        f.samples
+        for g in [*short, *long]
+        for f in engine(model, EOS).generate([g], sampling(), seed=17)
+    ]
     same([found[i] for i in range(40)], apart)
 
 
@@ -125,7 +138,9 @@ def test_what_was_begun_keeps_its_version() -> None:
     used.update_weights((), 5)
     rest = [g for i, g in enumerate(groups(begun=begun)) if i in begun]
     for finished, n in zip(
-        sorted(used.generate(rest, sampling(max_response_length=30), seed=17), key=lambda f: f.number),
+        sorted(
+            used.generate(rest, sampling(max_response_length=30), seed=17), key=lambda f: f.number
+        ),
         lengths.values(),
         strict=True,
     ):
@@ -143,7 +158,9 @@ def test_a_group_that_is_whole_already_comes_back_as_it_is() -> None:
 def test_a_sample_as_long_as_it_may_get_is_not_gone_on_with() -> None:
     cut = Sample(torch.tensor([20, 21]), torch.tensor([-1.0, -2.0]), "aborted")
     (done,) = engine(make_model()).generate(
-        [Group(prompt_ids=[10], sample_ids=[0], step=0, begun=[cut])], sampling(max_response_length=2), seed=0
+        [Group(prompt_ids=[10], sample_ids=[0], step=0, begun=[cut])],
+        sampling(max_response_length=2),
+        seed=0,
     )
     assert (ids(done.samples), done.samples[0].finish_reason) == ([[20, 21]], "length")
 
@@ -179,11 +196,17 @@ def test_ended_rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bfloat16_weights() -> None:
     model = make_model().bfloat16()
     prompt = [5, 9, 3]
-    (done,) = engine(model, EOS).generate([Group(prompt_ids=prompt, sample_ids=[0, 1], step=0)], sampling(), seed=1)
+    (done,) = engine(model, EOS).generate(
+        [Group(prompt_ids=prompt, sample_ids=[0, 1], step=0)], sampling(), seed=1
+    )
     for sample in done.samples:
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + sample.response_ids.tolist()]), use_cache=False).logits
-        expected = logits[0, 2:-1].float().log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+            logits = model(
+                input_ids=torch.tensor([prompt + sample.response_ids.tolist()]), use_cache=False
+            ).logits
+        expected = (
+            logits[0, 2:-1].float().log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
+        )
         torch.testing.assert_close(sample.log_probs, expected, atol=0.3, rtol=0)
 
 
@@ -193,7 +216,9 @@ def test_bad_input_is_named() -> None:
         used.update_weights([("lm_head", torch.ones(1))], 1)
     cut = Sample(torch.tensor([20]), torch.tensor([-1.0]), "aborted")
     with pytest.raises(ValueError, match="group 0 has 2 sample ids but 1 samples"):
-        used.generate([Group(prompt_ids=[10], sample_ids=[0, 1], step=0, begun=[cut])], sampling(), seed=0)
+        used.generate(
+            [Group(prompt_ids=[10], sample_ids=[0, 1], step=0, begun=[cut])], sampling(), seed=0
+        )
     with pytest.raises(ValueError, match="at least one end token"):
         type(used)(used.module, eos_ids=[], max_num_seqs=1)
 
@@ -219,6 +244,11 @@ def test_cohorts_that_become_one_draw_the_same(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(Cohort, "absorb", counted)
     monkeypatch.setattr("trainer.rollout.hf.generation.PADS", {"cpu": pads})
     same(
-        by_number(list(engine(model, EOS, 16).generate(groups(), sampling(max_response_length=30), seed=17))), expected
+        by_number(
+            list(
+                engine(model, EOS, 16).generate(groups(), sampling(max_response_length=30), seed=17)
+            )
+        ),
+        expected,
     )
     assert (absorbed[0] > 0) is (pads > 0) and (most[0] > 0) is (pads > 0)

@@ -13,7 +13,9 @@ def test_random_numbers_depend_on_seed_step_sample_and_position_alone() -> None:
     whole = uniforms(7, 3, [0, 5, 9], 0, 64)
     assert torch.equal(uniforms(7, 3, [5], 0, 64)[0], whole[1])
     assert torch.equal(uniforms(7, 3, [9, 0], 16, 8), whole[[2, 0]][:, 16:24])
-    everything = torch.cat([uniforms(s, t, range(50), 0, 8).flatten() for s in (0, 1) for t in (0, 1)])
+    everything = torch.cat(
+        [uniforms(s, t, range(50), 0, 8).flatten() for s in (0, 1) for t in (0, 1)]
+    )
     assert len(set(everything.tolist())) == everything.numel()
     assert everything.min() > 0
     assert everything.max() < 1
@@ -23,7 +25,9 @@ def test_random_numbers_are_uniform() -> None:
     u = uniforms(0, 0, range(200), 0, 256).flatten()
     counts = torch.histc(u.float(), 50, 0, 1).double()
     expected = u.numel() / 50
-    assert ((counts - expected) ** 2 / expected).sum() < 85.4  # chi-square, 49 degrees of freedom, p = 0.001
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 85.4  # chi-square, 49 degrees of freedom, p = 0.001
 
 
 def test_draws_follow_the_softmax() -> None:

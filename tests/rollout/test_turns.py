@@ -1,4 +1,6 @@
-"""Several turns: who wrote which token, what it cost, and that nothing depends on where the generation was stopped."""
+"""Several turns: who wrote which token, what it cost, and that nothing depends on where the
+generation was stopped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from tests.models.support import make_model
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.models import load_model
 from trainer.rollout import Finished, Group, Sample, Sampling
 from trainer.rollout.agent import AgentRunner, Conversation
@@ -41,7 +43,9 @@ class Spelled:
 
 
 class Echo:
-    """Answers each turn until the model has said 13, so that what it does depends on what was drawn."""
+    """Answers each turn until the model has said 13, so that what it does depends on what was
+    drawn.
+    """
 
     async def step(self, conversation: Conversation) -> str | None:
         said = conversation.messages[-1]["content"].split()
@@ -72,7 +76,9 @@ def text(samples: dict[int, list[Sample]]) -> dict[int, list[list[int]]]:
     return {i: [s.response_ids.tolist() for s in row] for i, row in samples.items()}
 
 
-def test_only_what_the_model_wrote_is_its_own_and_its_log_probs_are_those_of_the_whole_response() -> None:
+def test_only_what_the_model_wrote_is_its_own_and_its_log_probs_are_those_of_the_whole_response() -> (
+    None
+):
     found = by_number(list(turns().generate(GROUPS, SAMPLING, seed=3)))
     assert sorted(found) == list(range(5))
     several = 0
@@ -91,7 +97,9 @@ def test_only_what_the_model_wrote_is_its_own_and_its_log_probs_are_those_of_the
             with torch.no_grad():
                 logits = model()(input_ids=whole, use_cache=False).logits[0, 2:-1]
             expected = logits.log_softmax(-1).gather(1, sample.response_ids[:, None])[:, 0]
-            torch.testing.assert_close(sample.log_probs[written], expected[written], atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                sample.log_probs[written], expected[written], atol=1e-4, rtol=0
+            )
     assert several >= 5
 
 
@@ -160,7 +168,8 @@ def test_an_agent_that_fails_is_the_users_to_mend(agent: Any, says: str) -> None
 def test_agents_are_found_by_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "class Search:\n    async def step(self, conversation): return None\nclass Sync:\n    def step(self): 1\n"
+        "class Search:\n    async def step(self, conversation): return None\nclass Sync:\n    def "
+        "step(self): 1\n"
     )
     assert type(load_agent("calculator", None)).__name__ == "Calculator"
     assert type(load_agent("Search", str(file))).__name__ == "Search"
@@ -184,13 +193,17 @@ def test_an_answer_is_rendered_as_the_template_would(source: str) -> None:
         [*asked, {"role": "tool", "content": "42"}], add_generation_prompt=True, tokenize=False
     )
     prompt = tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, tokenize=False)
-    joined = tokenizer.decode([*tokenizer(prompt + "2 + 2")["input_ids"], tokenizer.eos_token_id, *ids])
+    joined = tokenizer.decode(
+        [*tokenizer(prompt + "2 + 2")["input_ids"], tokenizer.eos_token_id, *ids]
+    )
     assert joined.replace(" ", "") == whole.replace(" ", "")
     long = ObservationTokens(tokenizer, longest=4).ids("1 2 3 4 5 6 7 8 9 " * 9)
     assert len(long) <= len(ids) + 4
 
 
 def test_a_template_that_cannot_take_turns_is_refused() -> None:
-    tokenizer = load_model("builtin:tiny", dtype=torch.float32, device=torch.device("cpu")).tokenizer
+    tokenizer = load_model(
+        "builtin:tiny", dtype=torch.float32, device=torch.device("cpu")
+    ).tokenizer
     with pytest.raises(UserError, match="chat template knows no turn"):
         ObservationTokens(tokenizer, longest=8, template="{{ messages[0].content }}")

@@ -18,7 +18,9 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
 def _free_base_port() -> int:
-    """A port with 20 free ones after it: each lab needs its own range, also one that comes up at the same time."""
+    """A port with 20 free ones after it: each lab needs its own range, also one that comes up at
+    the same time.
+    """
     blocks = 70
     for turn in range(blocks):
         base = 28200 + (os.getpid() + turn) % blocks * 40
@@ -40,13 +42,21 @@ def slurm_lab() -> Iterator[Path]:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [tool for tool in DAEMONS if shutil.which(tool, path=path) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed; slurm/dev/install.sh installs them on Debian")
-    lab = Path(tempfile.mkdtemp(prefix="plimsoll-slurm-"))  # pytest's own folders are closed to MariaDB's user
+        pytest.skip(
+            f"{', '.join(missing)} not installed; slurm/dev/install.sh installs them on Debian"
+        )
+    lab = Path(
+        tempfile.mkdtemp(prefix="plimsoll-slurm-")
+    )  # pytest's own folders are closed to MariaDB's user
     os.chmod(lab, 0o755)
     up = subprocess.run(
         [str(ROOT / "slurm/dev/up.sh"), str(lab), "4", str(_free_base_port())],
-        capture_output=True, text=True, timeout=900, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     try:
         if up.returncode:
             pytest.fail(f"the Slurm lab didn't start: {up.stdout}{up.stderr}")
@@ -58,7 +68,10 @@ def slurm_lab() -> Iterator[Path]:
             os.environ["SLURM_CONF"] = before
     finally:
         subprocess.run(
-            [str(ROOT / "slurm/dev/down.sh"), str(lab), "now"], timeout=500, check=False, stdin=subprocess.DEVNULL
+            [str(ROOT / "slurm/dev/down.sh"), str(lab), "now"],
+            timeout=500,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         shutil.rmtree(lab, ignore_errors=True)
 
@@ -67,18 +80,26 @@ def slurm_lab() -> Iterator[Path]:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small .sif; see containers/build-test.sh."""
     if shutil.which("apptainer") is None:
-        pytest.skip("apptainer is not installed; containers/install-apptainer.sh installs it on Debian")
+        pytest.skip(
+            "apptainer is not installed; containers/install-apptainer.sh installs it on Debian"
+        )
     sif = tmp_path_factory.mktemp("image") / "test.sif"
     built = subprocess.run(
-        [str(ROOT / "containers/build-test.sh"), str(sif)], capture_output=True, text=True, timeout=500, check=False,
+        [str(ROOT / "containers/build-test.sh"), str(sif)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
         env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
-    )  # fmt: skip
+    )
     if built.returncode:
         pytest.fail(f"the test image wasn't built: {built.stdout[-2000:]}{built.stderr[-2000:]}")
     return sif
 
 
 def python_binds() -> list[str]:
-    """What an image needs of this machine to run this interpreter: the base Python and the virtual environment."""
+    """What an image needs of this machine to run this interpreter: the base Python and the virtual
+    environment.
+    """
     base = Path(sys.base_prefix).resolve()
     return sorted({str(base), str(Path(sys.prefix).resolve())})

@@ -1,7 +1,8 @@
 """A reward that an untrained model earns parts of, so that gradients are not zero.
 
-A file ``hold`` beside it: after as many answers as it says a process judges no more until it is signalled, or the file
-is gone. A run is then still there when its interruption comes, however busy the machine is.
+A file ``hold`` beside it: after as many answers as it says a process judges no more until it is
+signalled, or the file is gone. A run is then still there when its interruption comes, however busy
+the machine is.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ _answers = itertools.count(1)
 _asked: list[int] = []
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
+) -> float:
     answer, until = next(_answers), time.monotonic() + LONGEST_S
     if answer == 1:
-        for number in (signal.SIGUSR2, signal.SIGTERM):  # Slurm sends them to every process of a step
+        for number in (
+            signal.SIGUSR2,
+            signal.SIGTERM,
+        ):  # Slurm sends them to every process of a step
             signal.signal(number, lambda number, frame: _asked.append(number))
     while answer > _held_from() and not _asked and time.monotonic() < until:
         time.sleep(0.02)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
-from jobs.hydra_entry import launch_on_slurm
-from jobs.launch import Point, states_of
 from jobs.ledger import Entry
 from jobs.records import attempts
 from jobs.slurm import Slurm
-from jobs.state import RunState
+from jobs.submit.hydra_entry import launch_on_slurm
+from jobs.submit.launch import Point, states_of
+from jobs.view.state import RunState
 from tests.jobs.conftest import point
 
 ROOT = Path(__file__).parents[2]
@@ -45,13 +45,19 @@ def dev_point(index: int, name: str, steps: int, **settings: Any) -> Point:
 class Sweep:
     """One launch with the stand-in worker."""
 
-    def __init__(self, folder: Path, points: Sequence[Point], standin: str = "", **options: Any) -> None:
+    def __init__(
+        self, folder: Path, points: Sequence[Point], standin: str = "", **options: Any
+    ) -> None:
         """``standin``: more of its variables."""
         self.folder, self.ledger = folder, folder.parent / "ledger.jsonl"
         settings = {
-            "ledger": str(self.ledger), "timeout_min": 60, "signal_delay_s": 30,
-            "setup": [f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin {standin}"],
-        }  # fmt: skip
+            "ledger": str(self.ledger),
+            "timeout_min": 60,
+            "signal_delay_s": 30,
+            "setup": [
+                f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin {standin}"
+            ],
+        }
         assert launch_on_slurm(points, {**settings, **options}, folder) == 0
 
     def entries(self) -> list[Entry]:
@@ -89,7 +95,9 @@ def wait(true: Callable[[], Any], what: str, entry: Entry | None = None) -> None
     while not true():
         broken = entry is not None and "error" in causes(entry)
         if broken or time.monotonic() > end:
-            raise AssertionError(f"waited {LONG_S} s for {what}\n{_evidence(entry) if entry else ''}")
+            raise AssertionError(
+                f"waited {LONG_S} s for {what}\n{_evidence(entry) if entry else ''}"
+            )
         time.sleep(0.2)
 
 

@@ -1,5 +1,6 @@
-"""kill -9 at random instants of a real two-rank training that saves every step: nothing committed is ever lost, nothing
-uncommitted is ever loaded. ``PLIMSOLL_KILLS`` sets how many (make crash: 1000).
+"""kill -9 at random instants of a real two-rank training that saves every step: nothing committed
+is ever lost, nothing uncommitted is ever loaded. ``PLIMSOLL_KILLS`` sets how many (make crash:
+1000).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.zygote import ROOT, Ranks, Zygote
-from trainer.checkpoint import commit, manifest
+from trainer.checkpoint.store import commit, manifest
 
 KILLS = int(os.environ.get("PLIMSOLL_KILLS", "200"))
 
@@ -52,8 +53,12 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """What a kill leaves behind doesn't depend on the disk; a slow one would only mean fewer saves per kill."""
-    folder = Path(tempfile.mkdtemp(prefix="plimsoll-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    """What a kill leaves behind doesn't depend on the disk; a slow one would only mean fewer saves
+    per kill.
+    """
+    folder = Path(
+        tempfile.mkdtemp(prefix="plimsoll-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    )
     yield folder
     shutil.rmtree(folder)
 
@@ -65,18 +70,25 @@ def test_kills_at_random_instants_lose_nothing(zygote: Zygote, memory: Path) -> 
     run.mkdir()
     root = run / commit.FOLDER
     reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        [sys.executable, "-c", READER, str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
     acknowledged, saved = 0, 0
     try:
         for attempt in range(1, KILLS + 1):
             store, log = memory / "store", memory / f"log{attempt}"
             store.unlink(missing_ok=True)
-            ranks = zygote.start("tests.checkpoint.programs:endless", 2, [str(run), str(store), attempt], log)
+            ranks = zygote.start(
+                "tests.checkpoint.programs:endless", 2, [str(run), str(store), attempt], log
+            )
             # From the very start to some way past the third commit.
-            word, times = chance.choice([(b"", 0), (b"restored", 1), *((b"committed", n) for n in (1, 1, 2, 3))])
+            word, times = chance.choice(
+                [(b"", 0), (b"restored", 1), *((b"committed", n) for n in (1, 1, 2, 3))]
+            )
             _wait_for(log, word, times, ranks)
             time.sleep(chance.uniform(0, 0.15))
             assert ranks.alive(), f"attempt {attempt} ended by itself: {_why(log)}"
@@ -85,12 +97,16 @@ def test_kills_at_random_instants_lose_nothing(zygote: Zygote, memory: Path) -> 
             log.touch()  # killed before it was opened
             words = [line.split() for line in log.read_text().splitlines()]
             restored = [int(w[1]) for w in words if w and w[0] == "restored"]
-            assert not restored or restored[0] >= acknowledged, f"attempt {attempt} went back to {restored}"
+            assert not restored or restored[0] >= acknowledged, (
+                f"attempt {attempt} went back to {restored}"
+            )
             committed = [int(w[1]) for w in words if w and w[0] == "committed"]
             saved += len(committed)
             acknowledged = max([acknowledged, *restored, *committed])
             steps = commit.steps_on_disk(root)
-            assert not steps or steps[0] >= acknowledged, f"attempt {attempt} lost step {acknowledged}: {steps}"
+            assert not steps or steps[0] >= acknowledged, (
+                f"attempt {attempt} lost step {acknowledged}: {steps}"
+            )
             for step in steps:
                 folder = commit.step_dir(root, step)
                 wrong = manifest.problems(folder, manifest.read(folder))
@@ -102,7 +118,9 @@ def test_kills_at_random_instants_lose_nothing(zygote: Zygote, memory: Path) -> 
         out = reader.communicate(timeout=30)[0]
     looks, bad = out.split(maxsplit=1)
     assert bad.strip() == "[]" and int(looks) > 100, f"latest named uncommitted steps: {out}"
-    assert saved > KILLS // 2, f"only {saved} checkpoints in {KILLS} attempts: the test has not tested much"
+    assert saved > KILLS // 2, (
+        f"only {saved} checkpoints in {KILLS} attempts: the test has not tested much"
+    )
     assert not list(root.glob("*.corrupt*"))
 
 
@@ -115,4 +133,6 @@ def _wait_for(log: Path, word: bytes, times: int, ranks: Ranks) -> None:
 
 def _why(log: Path) -> str:
     notes = sorted(log.parent.glob(f"{log.name}.*.exit"))
-    return "\n".join([p.read_text()[-3000:] for p in notes] + [log.read_text()[-3000:] if log.exists() else ""])
+    return "\n".join(
+        [p.read_text()[-3000:] for p in notes] + [log.read_text()[-3000:] if log.exists() else ""]
+    )

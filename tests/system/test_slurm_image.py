@@ -1,4 +1,6 @@
-"""The image's definition, as far as real Apptainer can build it without a network: all but its base and %post."""
+"""The image's definition, as far as real Apptainer can build it without a network: all but its base
+and %post.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,23 @@ pytestmark = pytest.mark.system
 
 def test_sections_of_the_definition(image: Path, tmp_path: Path) -> None:
     text = (ROOT / "containers/plimsoll.def").read_text()
-    text = re.sub(r"^Bootstrap: .*\nFrom: .*", f"Bootstrap: localimage\nFrom: {image}", text, flags=re.MULTILINE)
-    text = re.sub(r"^%post\n.*?(?=^%)", "", text, flags=re.MULTILINE | re.DOTALL).replace("@COMMIT@", "c0ffee")
+    text = re.sub(
+        r"^Bootstrap: .*\nFrom: .*",
+        f"Bootstrap: localimage\nFrom: {image}",
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(r"^%post\n.*?(?=^%)", "", text, flags=re.MULTILINE | re.DOTALL).replace(
+        "@COMMIT@", "c0ffee"
+    )
     (tmp_path / "x.def").write_text(text)
     sif = str(tmp_path / "x.sif")
 
     def apptainer(*words: str, code: int = 0) -> str:
         env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-        done = subprocess.run(["apptainer", *words], capture_output=True, text=True, timeout=500, cwd=ROOT, env=env)
+        done = subprocess.run(
+            ["apptainer", *words], capture_output=True, text=True, timeout=500, cwd=ROOT, env=env
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 

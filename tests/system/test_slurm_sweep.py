@@ -1,4 +1,6 @@
-"""``python -m trainer -m``: eight jobs, two shapes, two arrays, inside an image, on a real Slurm."""
+"""``python -m trainer -m``: eight jobs, two shapes, two arrays, inside an image, on a real
+Slurm.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 from jobs.records import attempts
 from tests.system.conftest import python_binds
 from tests.system.slurm_runs import ROOT, slurm
-from trainer.run_folder import read_json
+from trainer.base.run_folder import read_json
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
 BUCKETS = "actor_rollout_ref.actor.bucket_boundaries=[32,64],[64]"
@@ -40,29 +42,50 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PLIMSOLL_LEDGER": str(folder / "ledger.jsonl"),
-            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin", "WANDB_MODE": "offline",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PLIMSOLL_LEDGER": str(folder / "ledger.jsonl"),
+            "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin",
+            "WANDB_MODE": "offline",
+        }
 
-    def command(self, *words: str, code: int | None = 0, timeout: float = 1700) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *words: str, code: int | None = 0, timeout: float = 1700
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``python -m ...`` here; its exit code must be ``code``."""
         done = subprocess.run(
-            [sys.executable, "-m", *words], capture_output=True, text=True, timeout=timeout, check=False,
-            env=self.env, cwd=self.folder,
-        )  # fmt: skip
-        assert code is None or done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+            [sys.executable, "-m", *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=self.env,
+            cwd=self.folder,
+        )
+        assert code is None or done.returncode == code, (
+            f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
-    def sweep(self, name: str, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    def sweep(
+        self, name: str, *words: str, code: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
         """``python -m trainer -m`` with the Slurm launcher, into the folder ``name``."""
-        where = [f"hydra.sweep.dir={self.folder / name}", "hydra/launcher=slurm", "hydra.launcher.signal_delay_s=30"]
+        where = [
+            f"hydra.sweep.dir={self.folder / name}",
+            "hydra/launcher=slurm",
+            "hydra.launcher.signal_delay_s=30",
+        ]
         given = {word.partition("=")[0] for word in words}
         common = [word for word in (*COMMON, *where) if word.partition("=")[0] not in given]
         return self.command("trainer", "-m", *common, *words, code=code)
 
     def status(self, *words: str) -> list[dict]:
         """Rows of ``python -m jobs status --json``."""
-        return [json.loads(line) for line in self.command("jobs", "status", "--json", *words).stdout.splitlines()]
+        return [
+            json.loads(line)
+            for line in self.command("jobs", "status", "--json", *words).stdout.splitlines()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +93,25 @@ def lab(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(tmp_path_factory.mktemp("sweep"))
 
 
-def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_jobs_of_two_shapes_inside_an_image(
+    lab: Lab, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real trainer, in the image, from the snapshot of the code."""
     monkeypatch.delitem(lab.env, "PLIMSOLL_WORKER_MODULE")
     words = [
-        "container=apptainer", f"container.image={image}", f"container.python={sys.executable}",
-        f"container.binds=[{','.join(python_binds())}]", "trainer.logger=[console,wandb]", "data.val_max_samples=2",
-        "data.num_workers=0", "trainer.plot_interval=1000", "trainer.total_training_steps=1", BUCKETS, BUDGETS,
+        "container=apptainer",
+        f"container.image={image}",
+        f"container.python={sys.executable}",
+        f"container.binds=[{','.join(python_binds())}]",
+        "trainer.logger=[console,wandb]",
+        "data.val_max_samples=2",
+        "data.num_workers=0",
+        "trainer.plot_interval=1000",
+        "trainer.total_training_steps=1",
+        BUCKETS,
+        BUDGETS,
         "parallel=dp1,dp2",
-    ]  # fmt: skip
+    ]
     lab.sweep("eight", *words, "hydra.launcher.wait=true")
     rows = lab.status("eight")
     assert len(rows) == 8 and {row["state"] for row in rows} == {"COMPLETED"}
@@ -101,21 +134,36 @@ def test_eight_jobs_of_two_shapes_inside_an_image(lab: Lab, image: Path, monkeyp
     assert "0 job(s)" in again.stdout and again.stdout.count("launched before") == 8
 
 
-def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides_no_other(lab: Lab) -> None:
+def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides_no_other(
+    lab: Lab,
+) -> None:
     conf = lab.folder / "conf"
     shutil.copytree(ROOT / "conf", conf)
-    slurm("scontrol", "update", "PartitionName=low", "State=DOWN")  # jobs wait until everything was edited
+    slurm(
+        "scontrol", "update", "PartitionName=low", "State=DOWN"
+    )  # jobs wait until everything was edited
     try:
         name = "trainer.experiment_name=good,crash1,crash2"
-        lab.sweep("edited", "container=none", name, "--config-path", str(conf), "trainer.total_training_steps=7")
+        lab.sweep(
+            "edited",
+            "container=none",
+            name,
+            "--config-path",
+            str(conf),
+            "trainer.total_training_steps=7",
+        )
         for path in conf.rglob("*.yaml"):
             path.write_text("this: is not what was submitted\n")
     finally:
         slurm("scontrol", "update", "PartitionName=low", "State=UP")
     done = lab.command("jobs", "status", "-f", "edited", code=1)
-    rows = {row["overrides"][-1] + str(row["overrides"]): row["state"] for row in lab.status("edited")}
+    rows = {
+        row["overrides"][-1] + str(row["overrides"]): row["state"] for row in lab.status("edited")
+    }
     assert sorted(rows.values()) == ["COMPLETED", "FAILED", "FAILED"]
-    assert done.stderr.count("RuntimeError: this job was told to crash") == 2  # each failed job's own words
+    assert (
+        done.stderr.count("RuntimeError: this job was told to crash") == 2
+    )  # each failed job's own words
 
 
 def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
@@ -130,27 +178,43 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)
-    assert {row["state"] for row in lab.status("long")} == {"CANCELLED"}  # at once, whatever accounting knows
+    assert {row["state"] for row in lab.status("long")} == {
+        "CANCELLED"
+    }  # at once, whatever accounting knows
 
 
 def next_job() -> list[str]:
-    """The number that Slurm will give to the next job: the controller's own, while accounting may lag."""
+    """The number that Slurm will give to the next job: the controller's own, while accounting may
+    lag.
+    """
     return re.findall(r"NEXT_JOB_ID\s*=\s*\d+", slurm("scontrol", "show", "config"))
 
 
 def test_wrong_input_never_reaches_sbatch(lab: Lab) -> None:
     before = next_job()
     done = lab.sweep("bad", "container=none", "trainer.n_gpus_per_node=2,4", code=2)
-    assert "has 2 GPUs" in done.stderr and "Traceback" not in done.stderr and not (lab.folder / "bad/code").exists()
+    assert (
+        "has 2 GPUs" in done.stderr
+        and "Traceback" not in done.stderr
+        and not (lab.folder / "bad/code").exists()
+    )
     assert len(before) == 1 and next_job() == before
 
 
 def test_dry_run_and_check_submit_nothing(lab: Lab) -> None:
     before = next_job()
-    shown = lab.sweep("dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.dry_run=true").stdout
-    assert shown.count("#!/bin/bash") == 2 and "GPU-hours" in shown and not (lab.folder / "dry" / "code").exists()
+    shown = lab.sweep(
+        "dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.dry_run=true"
+    ).stdout
+    assert (
+        shown.count("#!/bin/bash") == 2
+        and "GPU-hours" in shown
+        and not (lab.folder / "dry" / "code").exists()
+    )
     assert next_job() == before
-    checked = lab.sweep("dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.check=true").stdout
+    checked = lab.sweep(
+        "dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.check=true"
+    ).stdout
     assert checked.count("to start at") == 2
     # A test takes a number, and nothing else.
     assert str(lab.folder / "dry") not in slurm("squeue", "-h", "-a", "-t", "all", "-o", "%Z %o")
@@ -158,9 +222,21 @@ def test_dry_run_and_check_submit_nothing(lab: Lab) -> None:
 
 def test_doctor(lab: Lab, image: Path) -> None:
     binds = [word for bind in python_binds() for word in ("--bind", bind)]
-    good = lab.command("jobs", "doctor", "--image", str(image), "--python", sys.executable, *binds, timeout=900)
+    good = lab.command(
+        "jobs", "doctor", "--image", str(image), "--python", sys.executable, *binds, timeout=900
+    )
     assert "torch" in good.stdout and "FAIL" not in good.stdout
-    bad = lab.command("jobs", "doctor", "--image", str(image), "--digest", "sha256:0", "--python", "nowhere", code=1)
+    bad = lab.command(
+        "jobs",
+        "doctor",
+        "--image",
+        str(image),
+        "--digest",
+        "sha256:0",
+        "--python",
+        "nowhere",
+        code=1,
+    )
     assert bad.stdout.count("FAIL") == 2
 
 
@@ -168,6 +244,11 @@ def test_a_hydra_launch_without_slurm_names_the_way_out(lab: Lab) -> None:
     env = {**lab.env, "PATH": str(Path(sys.executable).parent)}
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "-m", *COMMON, "hydra/launcher=slurm", "container=none"],
-        capture_output=True, text=True, timeout=900, check=False, env=env, cwd=lab.folder,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env=env,
+        cwd=lab.folder,
+    )
     assert done.returncode == 2 and "hydra/launcher=local" in done.stderr

@@ -1,4 +1,6 @@
-"""vLLM itself in this process: its log-probs are the trainer's, its samples those that were asked for."""
+"""vLLM itself in this process: its log-probs are the trainer's, its samples those that were asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.system.vllm_runs import NEEDS_VLLM, RESPONSE, change, engine_over, ids, prompts, sync, tiny, worst
-from trainer.errors import UserError
+from tests.system.vllm_runs import (
+    NEEDS_VLLM,
+    RESPONSE,
+    change,
+    engine_over,
+    ids,
+    prompts,
+    sync,
+    tiny,
+    worst,
+)
+from trainer.base.errors import UserError
 from trainer.models import LoadedModel
 from trainer.models.lora import Lora, adapters_off, add_adapters
-from trainer.parallel.rendezvous import free_port, port_for
+from trainer.ranks.rendezvous import free_port, port_for
 from trainer.rollout import NotFiniteError, Sampling
 from trainer.rollout.agreement import EngineDisagrees, check_agreement
 from trainer.rollout.hf import HfEngine
@@ -58,15 +70,26 @@ def engine(loaded: LoadedModel, run_dir: Path) -> Iterator[Any]:
     engine.close()
 
 
-def test_log_probs_are_the_trainers_before_and_after_an_update(engine: Any, loaded: LoadedModel) -> None:
+def test_log_probs_are_the_trainers_before_and_after_an_update(
+    engine: Any, loaded: LoadedModel
+) -> None:
     for version in (1, 2):
-        assert check_agreement(engine, loaded.model, vocabulary=512, dtype=torch.float32, temperature=0.7) < 1e-4
-        for sampling, temperature in ((DRAWN, 0.7), (GREEDY, 0.7), (Sampling(max_response_length=RESPONSE), 1.0)):
+        assert (
+            check_agreement(
+                engine, loaded.model, vocabulary=512, dtype=torch.float32, temperature=0.7
+            )
+            < 1e-4
+        )
+        for sampling, temperature in (
+            (DRAWN, 0.7),
+            (GREEDY, 0.7),
+            (Sampling(max_response_length=RESPONSE), 1.0),
+        ):
             finished = list(engine.generate(prompts(), sampling, seed=version))
             assert worst(loaded, prompts(), finished, temperature=temperature) < 1e-4
-            assert sorted(ids(finished)) == list(range(5)) and {s.version for f in finished for s in f.samples} == {
-                version
-            }
+            assert sorted(ids(finished)) == list(range(5)) and {
+                s.version for f in finished for s in f.samples
+            } == {version}
         change(loaded)
         if version == 1:
             with pytest.raises(EngineDisagrees, match="differ from the trainer's by up to"):
@@ -83,7 +106,9 @@ def test_responses_are_the_hf_engines(engine: Any, loaded: LoadedModel, sampling
     assert engine.stats()["tokens"] > 0 and 0 < engine.stats()["busy_rows"] <= 1
 
 
-def test_a_stop_keeps_what_there_is_and_going_on_changes_nothing(engine: Any, loaded: LoadedModel) -> None:
+def test_a_stop_keeps_what_there_is_and_going_on_changes_nothing(
+    engine: Any, loaded: LoadedModel
+) -> None:
     whole = ids(list(engine.generate(prompts(), DRAWN, seed=5)))
     under_way = engine.generate(prompts(), DRAWN, seed=5)
     for _ in range(8):
@@ -101,19 +126,33 @@ def test_what_can_not_be(engine: Any, loaded: LoadedModel, run_dir: Path) -> Non
     with pytest.raises(UserError, match="are more than the 72"):
         engine.generate([dataclasses.replace(prompts()[0], prompt_ids=[5] * 60)], DRAWN, seed=0)
     with pytest.raises(UserError, match=r"= 9048 tokens, and .* knows 8192 positions"):
-        engine_over(loaded, run_dir / "other", name="vllm", response_length=9000, max_num_batched_tokens=9100)
+        engine_over(
+            loaded,
+            run_dir / "other",
+            name="vllm",
+            response_length=9000,
+            max_num_batched_tokens=9100,
+        )
 
     class NewModelForCausalLM(torch.nn.Module):
         config = loaded.model.config
 
     with pytest.raises(UserError, match=r"vLLM has no NewModelForCausalLM.*=hf"):
-        engine_over(dataclasses.replace(loaded, model=_like(NewModelForCausalLM(), loaded)), run_dir / "x", name="vllm")
+        engine_over(
+            dataclasses.replace(loaded, model=_like(NewModelForCausalLM(), loaded)),
+            run_dir / "x",
+            name="vllm",
+        )
     odd = tiny()
     odd.model.config.rope_parameters = {"rope_type": "none such"}
     with pytest.raises(UserError, match="vLLM refuses this model or these settings"):
         engine_over(odd, run_dir / "odd", name="vllm")
     log = run_dir / "vllm" / "rank_0" / "engine.log"
-    assert log.stat().st_size and log.stat().st_mode & 0o077 == 0 and log.parent.stat().st_mode & 0o077 == 0
+    assert (
+        log.stat().st_size
+        and log.stat().st_mode & 0o077 == 0
+        and log.parent.stat().st_mode & 0o077 == 0
+    )
 
 
 def test_adapters_arrive_merged(engine: Any) -> None:
@@ -134,26 +173,48 @@ def test_two_ranks_draw_the_samples_of_one(engine: Any, tmp_path: Path) -> None:
     port = free_port(port_for(str(tmp_path)))
     ranks = []
     for number in range(2):
-        env = dict(os.environ, RANK=str(number), WORLD_SIZE="2", LOCAL_RANK=str(number), MASTER_PORT=str(port))
+        env = dict(
+            os.environ,
+            RANK=str(number),
+            WORLD_SIZE="2",
+            LOCAL_RANK=str(number),
+            MASTER_PORT=str(port),
+        )
         with (tmp_path / f"rank_{number}.log").open("w") as log:
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.system.vllm_rank", str(tmp_path)],
-                    env=env, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, process_group=0,
+                    env=env,
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
                 )
-            )  # fmt: skip
+            )
     try:
         codes = [rank.wait(timeout=900) for rank in ranks]
     finally:
         for left in [rank for rank in ranks if rank.poll() is None]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(left.pid, signal.SIGKILL)
-    assert codes == [0, 0], "".join((tmp_path / f"rank_{r}.log").read_text()[-3000:] for r in range(2))
+    assert codes == [0, 0], "".join(
+        (tmp_path / f"rank_{r}.log").read_text()[-3000:] for r in range(2)
+    )
     found = [json.loads((tmp_path / f"rank_{r}.json").read_text()) for r in range(2)]
     sync(engine, tiny(), 10)
-    alone = ids(list(engine.generate(prompts(), Sampling(max_response_length=RESPONSE, temperature=0.7), seed=3)))
+    alone = ids(
+        list(
+            engine.generate(
+                prompts(), Sampling(max_response_length=RESPONSE, temperature=0.7), seed=3
+            )
+        )
+    )
     for size in "12":  # an engine for each, and one of two shards
-        assert {2 * i + r: samples for r, mine in enumerate(found) for i, samples in enumerate(mine[size])} == alone
+        assert {
+            2 * i + r: samples
+            for r, mine in enumerate(found)
+            for i, samples in enumerate(mine[size])
+        } == alone
 
 
 def test_logits_that_are_not_finite(engine: Any, loaded: LoadedModel) -> None:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import torch
 
-from tests.system.vllm_runs import NEEDS_VLLM, RESPONSE, change, engine_over, ids, prompts, sync, tiny, worst
+from tests.system.vllm_runs import (
+    NEEDS_VLLM,
+    RESPONSE,
+    change,
+    engine_over,
+    ids,
+    prompts,
+    sync,
+    tiny,
+    worst,
+)
 from trainer.rollout import Sampling
 from trainer.rollout.agreement import check_agreement
 from trainer.rollout.hf import HfEngine
@@ -20,7 +30,8 @@ GREEDY = Sampling(max_response_length=RESPONSE, temperature=0)
 
 def test_a_server_draws_what_the_trainer_means_and_survives_a_kill(tmp_path: Path) -> None:
     loaded = tiny()
-    # Room for 4 of the 16 that it may draw at once: it begins more, and takes some back when they grow.
+    # Room for 4 of the 16 that it may draw at once: it begins more, and takes some back when they
+    # grow.
     engine = engine_over(loaded, tmp_path, name="vllm_server", blocks=13)
     try:
         change(loaded)

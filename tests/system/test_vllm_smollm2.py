@@ -1,4 +1,6 @@
-"""A real model through vLLM in float32: greedy samples are the hf engine's, log-probs the trainer's."""
+"""A real model through vLLM in float32: greedy samples are the hf engine's, log-probs the
+trainer's.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from trainer.rollout.hf import HfEngine
 
 pytestmark = NEEDS_VLLM
 QUESTIONS = (
-    "Natalia sold clips to 48 of her friends, and then half as many again. How many did she sell altogether?",
+    "Natalia sold clips to 48 of her friends, and then half as many again. How many did she sell "
+    "altogether?",
     "What is 17 times 3?",
-    "A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total does it take?",
+    "A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total "
+    "does it take?",
 )
 LENGTH = 16
 
@@ -27,7 +31,9 @@ def test_smollm2(tmp_path: Path) -> None:
     groups = [
         Group(
             prompt_ids=loaded.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+                [{"role": "user", "content": question}],
+                add_generation_prompt=True,
+                return_dict=True,
             )["input_ids"],
             sample_ids=range(2 * number, 2 * number + 2),
             step=0,
@@ -35,16 +41,30 @@ def test_smollm2(tmp_path: Path) -> None:
         for number, question in enumerate(QUESTIONS)
     ]
     own = HfEngine(loaded.model, eos_ids=[int(loaded.tokenizer.eos_token_id)], max_num_seqs=8)
-    engine = engine_over(loaded, tmp_path, name="vllm_server", prompt_length=96, response_length=LENGTH, max_num_seqs=8)
+    engine = engine_over(
+        loaded,
+        tmp_path,
+        name="vllm_server",
+        prompt_length=96,
+        response_length=LENGTH,
+        max_num_seqs=8,
+    )
     try:
         drawn = Sampling(max_response_length=LENGTH, temperature=0.8, top_p=0.95)
         for version in (2, 3):
             with torch.no_grad():  # far more than a step of the optimizer's
                 for number, parameter in enumerate(loaded.model.parameters()):
-                    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                    noise = torch.randn(
+                        parameter.shape, generator=torch.Generator().manual_seed(number)
+                    )
                     parameter.add_(noise, alpha=0.02 * float(parameter.std()))
             sync(engine, loaded, version)
-            assert check_agreement(engine, loaded.model, vocabulary=loaded.shape.vocab, dtype=torch.float32) < 1e-4
+            assert (
+                check_agreement(
+                    engine, loaded.model, vocabulary=loaded.shape.vocab, dtype=torch.float32
+                )
+                < 1e-4
+            )
             finished = list(engine.generate(groups, drawn, seed=version))
             assert worst(loaded, groups, finished, temperature=0.8) < 1e-4
             assert {s.version for f in finished for s in f.samples} == {version}

@@ -1,4 +1,6 @@
-"""Training that generates with vLLM: one step off, through a server that dies, and when it is lost for good."""
+"""Training that generates with vLLM: one step off, through a server that dies, and when it is lost
+for good.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def server_pids(parent: int) -> list[int]:
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text()
-                children.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+                children.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(
+                    int(entry.name)
+                )
             except OSError:
                 continue
     todo = [parent]
@@ -36,7 +40,7 @@ def server_pids(parent: int) -> list[int]:
         pid = todo.pop()
         todo += children.get(pid, [])
         try:
-            if b"trainer.rollout.vllm.serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"trainer.rollout.vllm.server.serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
         except OSError:
             continue
@@ -76,8 +80,16 @@ def test_one_step_off_through_a_server_that_dies(tmp_path: Path) -> None:
 
 def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = [*(key for key in SERVER if not key.startswith("trainer.test_freq")), "trainer.test_freq=1"]
-    process = start(run, *arguments, "trainer.total_training_steps=400", "actor_rollout_ref.rollout.max_restarts=0")
+    arguments = [
+        *(key for key in SERVER if not key.startswith("trainer.test_freq")),
+        "trainer.test_freq=1",
+    ]
+    process = start(
+        run,
+        *arguments,
+        "trainer.total_training_steps=400",
+        "actor_rollout_ref.rollout.max_restarts=0",
+    )
     wait_for_steps(process, run, 2)
     for pid in server_pids(process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -90,7 +102,9 @@ def test_a_server_that_is_lost_for_good_ends_the_run_with_a_checkpoint(tmp_path:
 
 
 def test_in_process_by_ranks_that_share_an_engine(tmp_path: Path) -> None:
-    """Sharded weights on their way to other shards; and one rank may have enough before the other."""
+    """Sharded weights on their way to other shards; and one rank may have enough before the
+    other.
+    """
     wanted = {
         "trainer.total_training_steps": 3,
         "trainer.n_gpus_per_node": 2,

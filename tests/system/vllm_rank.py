@@ -1,4 +1,6 @@
-"""Ranks with vLLM in their processes, alone and together: ``python -m tests.system.vllm_rank FOLDER``."""
+"""Ranks with vLLM in their processes, alone and together: ``python -m tests.system.vllm_rank
+FOLDER``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from tests.system.vllm_runs import RESPONSE, change, engine_over, ids, prompts, sync, tiny, worst
-from trainer import environment
-from trainer.environment import rank_from_environment
+from trainer.base import environment
+from trainer.base.environment import rank_from_environment
 from trainer.models import LoadedModel
-from trainer.parallel.world import World, join, leave
+from trainer.ranks.world import World, join, leave
 from trainer.rollout import EngineFailed, Sampling
 from trainer.rollout.agreement import check_agreement
 
@@ -28,7 +30,9 @@ def main(folder: Path) -> None:
     world = join(info, device="cpu", run_dir=folder, meet_s=500.0, timeout_s=500.0)
     loaded, found = tiny(), {}
     for size in (1, 2):
-        engine = engine_over(loaded, folder, world=world, name="vllm", tensor_model_parallel_size=size)
+        engine = engine_over(
+            loaded, folder, world=world, name="vllm", tensor_model_parallel_size=size
+        )
         check_agreement(engine, loaded.model, vocabulary=512, dtype=torch.float32)
         mine = prompts()[world.rank :: world.size]  # not equally many
         drawn = ids(list(engine.generate(mine, SAMPLING, seed=3)))
@@ -50,7 +54,9 @@ def ask_unequally(engine: Any, loaded: LoadedModel, world: World, before: list[A
     world.barrier()
     under_way = engine.generate(mine, SAMPLING, seed=3)
     if world.rank:
-        assert list(ids(list(under_way)).values()) and ids(list(engine.generate(mine, SAMPLING, seed=3)))
+        assert list(ids(list(under_way)).values()) and ids(
+            list(engine.generate(mine, SAMPLING, seed=3))
+        )
     else:
         first = next(iter(under_way))
         left = under_way.stop()

@@ -16,7 +16,9 @@ def patterns() -> list[re.Pattern[str]]:
 
 def expand(name: str) -> list[str]:
     """``a/{b,c}`` -> ``a/b``, ``a/c``."""
-    parts = [p[1:-1].split(",") if p.startswith("{") else [p] for p in re.split(r"(\{[^}]*\})", name)]
+    parts = [
+        p[1:-1].split(",") if p.startswith("{") else [p] for p in re.split(r"(\{[^}]*\})", name)
+    ]
     return ["".join(choice) for choice in itertools.product(*parts)]
 
 

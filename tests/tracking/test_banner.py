@@ -7,19 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.environment import rank_from_environment
+from trainer.base.environment import rank_from_environment
 from trainer.tracking import banner as module
 from trainer.tracking.banner import banner, git_commit, image_digest, version_of
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_banner_names_everything_that_decides_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_banner_names_everything_that_decides_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLIMSOLL_IMAGE_DIGEST", "sha256:abc")
     monkeypatch.setenv("PLIMSOLL_GIT_COMMIT", "c0ffee")
     text = banner(rank_from_environment({}), tmp_path, "cpu", {"parameters": "3M", "dp": 1})
     rows = {line[2:16].strip(): line[16:].strip() for line in text.splitlines()[1:]}
-    assert rows["torch"] == torch.__version__ and rows["deepspeed"] == version_of("deepspeed") != "none"
+    assert (
+        rows["torch"] == torch.__version__
+        and rows["deepspeed"] == version_of("deepspeed") != "none"
+    )
     assert rows["python"] == sys.version.split()[0]
     assert rows["image"] == "sha256:abc" and rows["git commit"] == "c0ffee"
     assert rows["world"] == "1 rank(s), 1 on this node" and rows["sizes"] == "parameters=3M dp=1"
@@ -29,11 +34,18 @@ def test_the_banner_names_everything_that_decides_a_result(tmp_path: Path, monke
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=n", "-c", "user.email=e@e"]
-    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
-def test_the_commit_is_this_codes_and_says_when_it_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_this_codes_and_says_when_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PLIMSOLL_GIT_COMMIT", raising=False)
     package = tmp_path / "package"
     package.mkdir()
@@ -51,10 +63,14 @@ def test_the_commit_is_this_codes_and_says_when_it_was_changed(tmp_path: Path, m
 
 def test_what_is_missing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert version_of("no-such-distribution") == "none"
-    assert image_digest({}) == "none" and image_digest({"APPTAINER_CONTAINER": "/a.sif"}) == "/a.sif"
+    assert (
+        image_digest({}) == "none" and image_digest({"APPTAINER_CONTAINER": "/a.sif"}) == "/a.sif"
+    )
 
 
-def test_the_driver_is_read_from_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_read_from_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12"
     monkeypatch.setattr(module.Path, "read_text", lambda self: line)
     assert module.driver_version() == "570.86.15"

@@ -22,8 +22,11 @@ METRICS = {
 
 
 def test_a_plain_line_reads_like_the_users_logs() -> None:
-    assert plain_line(3, 10, METRICS | {"batch/plan_ms": 2.0, "cost/overhead_ms": 1.0, "mine": 4}, 185.0) == (
-        "step:3/10 - critic/score/mean:0.5 - actor/loss:0.1235 - perf/tokens_per_second:1.235e+04 - "
+    assert plain_line(
+        3, 10, METRICS | {"batch/plan_ms": 2.0, "cost/overhead_ms": 1.0, "mine": 4}, 185.0
+    ) == (
+        "step:3/10 - critic/score/mean:0.5 - actor/loss:0.1235 - perf/tokens_per_second:1.235e+04 "
+        "- "
         "perf/cpu_memory_used_gb:3.25 - timing/gen:1 - mine:4 - eta:3m05s"
     )
 
@@ -94,7 +97,12 @@ def test_no_color_means_no_colour() -> None:
 
 
 def test_a_dumb_terminal_and_a_file_get_plain_lines() -> None:
-    expected = ["[HINT] said above", "step:1/2 - critic/score/mean:0.5 - perf/tokens_per_second:1000"]
+    expected = [
+        "[HINT] said above",
+        "step:1/2 - critic/score/mean:0.5 - perf/tokens_per_second:1000",
+    ]
     assert show({"TERM": "dumb"}).replace("\r", "").splitlines()[:2] == expected
-    done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=200, check=True
+    )
     assert done.stdout.splitlines()[:2] == expected

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 
 from tests.tracking.documented import DOC, undocumented
+from trainer.base.metrics_file import TIMING_PREFIXES
 from trainer.batching import plan
 from trainer.tracking.console_text import HEADLINE
-from trainer.tracking.jsonl import TIMING_PREFIXES
 from trainer.tracking.perf import memory_metrics, stowage_metrics, throughput_metrics
 from trainer.tracking.pictures import BUDGET, TRAIN_LOSS, TRAIN_REWARD, VAL_REWARD
 from trainer.tracking.timers import Timers

@@ -13,7 +13,9 @@ from trainer.tracking.goodput import Attempt, Clock, earlier_attempts, goodput, 
 
 
 def test_a_made_history() -> None:
-    """1,000 s in all: 400 + 200 + 300 running, 100 in the queue; 700 s of steps that count, 60 s done again."""
+    """1,000 s in all: 400 + 200 + 300 running, 100 in the queue; 700 s of steps that count, 60 s
+    done again.
+    """
     attempts = [Attempt(1, 0, 400), Attempt(2, 450, 650, 3, 60.0), Attempt(3, 700, 1000)]
     found = goodput(attempts, 700.0)
     assert found == {
@@ -31,7 +33,11 @@ def test_a_made_history() -> None:
 
 def test_overlapping_attempts_count_once() -> None:
     found = goodput([Attempt(2, 50, 120), Attempt(1, 0, 100)], 60.0)
-    assert (found["goodput/wall_s"], found["goodput/queue_s"], found["goodput/ettr"]) == (120.0, 0.0, 0.5)
+    assert (found["goodput/wall_s"], found["goodput/queue_s"], found["goodput/ettr"]) == (
+        120.0,
+        0.0,
+        0.5,
+    )
 
 
 def test_a_run_that_has_just_begun() -> None:
@@ -44,12 +50,18 @@ def _record(run: Path, steps: dict[int, tuple[float, float]]) -> None:
 
 
 def test_a_killed_attempt_and_the_one_after_it(tmp_path: Path) -> None:
-    """Without any batch script: the record tells how long the killed one lived, and which steps are done again."""
+    """Without any batch script: the record tells how long the killed one lived, and which steps are
+    done again.
+    """
     first = Clock(tmp_path, 1, restored=0, now=1000.0)
     assert first.metrics(0.0)["goodput/attempts"] == 1
     clock = tmp_path / "logs/attempt_1/clock.json"
     assert clock.stat().st_mode & 0o777 == 0o600
-    clock.write_text(json.dumps({"number": 1, "start": 1000.0, "end": 1010.0, "undone_steps": 0, "undone_s": 0.0}))
+    clock.write_text(
+        json.dumps(
+            {"number": 1, "start": 1000.0, "end": 1010.0, "undone_steps": 0, "undone_s": 0.0}
+        )
+    )
     _record(tmp_path, {1: (1010.0, 5.0), 2: (1020.0, 6.0), 3: (1030.0, 7.0)})
     (tmp_path / "logs/attempt_2").mkdir()
     (tmp_path / "logs/attempt_2/begin.json").write_text(json.dumps({"start": 1100.0}))
@@ -64,7 +76,9 @@ def test_a_killed_attempt_and_the_one_after_it(tmp_path: Path) -> None:
 
 def test_the_batch_script_knows_the_times_better(tmp_path: Path) -> None:
     lines = [{"attempt": 1, "start": 10.0, "end": 70.0}, {"attempt": 2, "start": 80.0, "end": 95.0}]
-    (tmp_path / "attempts.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"attempt": 3, "sta')
+    (tmp_path / "attempts.jsonl").write_text(
+        "\n".join(map(json.dumps, lines)) + '\n{"attempt": 3, "sta'
+    )
     (tmp_path / "logs/attempt_1").mkdir(parents=True)
     (tmp_path / "logs/attempt_1/clock.json").write_text('{"start": 15.0, "end": 60.0}')
     assert list(earlier_attempts(tmp_path, 4)) == [Attempt(1, 10.0, 70.0), Attempt(2, 80.0, 95.0)]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.tracking.jsonl import MetricsFile, by_step, newest, read_metrics, to_plain
+from trainer.base.metrics_file import MetricsFile, by_step, newest, read_metrics, to_plain
 
 
 def write(path: Path, steps: range, steps_done: int) -> MetricsFile:
@@ -31,7 +31,9 @@ def test_a_resumed_record_equals_an_uninterrupted_one(
     restored = data.draw(st.integers(0, died_at))
     write(folder / "resumed", range(1, died_at + 1), 0)  # killed: never closed
     with (folder / "resumed").open("ab") as file:
-        file.write(b'{"step": 9, "lo'[: data.draw(st.integers(0, 15))])  # the kernel may keep part of the last line
+        file.write(
+            b'{"step": 9, "lo'[: data.draw(st.integers(0, 15))]
+        )  # the kernel may keep part of the last line
     write(folder / "resumed", range(restored + 1, total + 1), restored).close()
     assert (folder / "resumed").read_bytes() == (folder / "whole").read_bytes()
 
@@ -77,7 +79,11 @@ def test_every_line_is_on_disk_at_once_and_strict_json(tmp_path: Path) -> None:
 
 
 def test_metrics_are_numbers_whatever_library_they_come_from() -> None:
-    assert to_plain(torch.tensor(0.5)) == 0.5 and to_plain(np.float32(2)) == 2.0 and to_plain(torch.tensor([3])) == 3
+    assert (
+        to_plain(torch.tensor(0.5)) == 0.5
+        and to_plain(np.float32(2)) == 2.0
+        and to_plain(torch.tensor([3])) == 3
+    )
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         to_plain(torch.zeros(2))
     with pytest.raises(TypeError, match="list"):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer.base.errors import UserError
 from trainer.batching import Calibrator, CostModel, plan
-from trainer.errors import UserError
 from trainer.tracking.monitor import DynamicBatchMonitor, device_mesh_line
 from trainer.tracking.visualizer import DynamicBatchVisualizer
 
@@ -19,7 +19,8 @@ def test_monitor_line() -> None:
     assert monitor.update([16371, 12403]) is None
     monitor.update([15822, 18692, 0])
     assert lines == [
-        "[INFO] DynamicBatchMonitor: gpu_0 - avg_tokens=15822, max_tokens=18692, min_tokens=12403, batch_count=4"
+        "[INFO] DynamicBatchMonitor: gpu_0 - avg_tokens=15822, max_tokens=18692, min_tokens=12403, "
+        "batch_count=4"
     ]
     monitor.update([5])
     monitor.update([7])
@@ -29,7 +30,10 @@ def test_monitor_line() -> None:
 def test_monitor_of_a_window_without_work() -> None:
     lines: list[str] = []
     DynamicBatchMonitor(3, lines.append, interval=1).update([0, 0])
-    assert lines == ["[INFO] DynamicBatchMonitor: gpu_3 - avg_tokens=0, max_tokens=0, min_tokens=0, batch_count=0"]
+    assert lines == [
+        "[INFO] DynamicBatchMonitor: gpu_3 - avg_tokens=0, max_tokens=0, min_tokens=0, "
+        "batch_count=0"
+    ]
 
 
 def test_device_mesh_line() -> None:
@@ -58,11 +62,18 @@ def test_pictures_are_drawn_at_the_interval(tmp_path: Path, ranks: int) -> None:
             calibrator.add(tokens, squares, 1e-4 * tokens + 1e-8 * squares)
         assert not written
         written = visualizer.update(
-            step, made, boundaries=[64, 256], calibration=calibrator.fit(), samples=calibrator.samples()
+            step,
+            made,
+            boundaries=[64, 256],
+            calibration=calibrator.fit(),
+            samples=calibrator.samples(),
         )
     assert sorted(p.name for p in written) == [
-        "cost_curve_step3.png", "efficiency_step3.png", "lengths_step3.png", "rank_load_step3.png",
+        "cost_curve_step3.png",
+        "efficiency_step3.png",
+        "lengths_step3.png",
+        "rank_load_step3.png",
         "tokens_per_micro_batch_step3.png",
-    ]  # fmt: skip
+    ]
     assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size > 5000 for p in written)
     assert visualizer.draw(4) == []

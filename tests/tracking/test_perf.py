@@ -3,14 +3,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.tracking.perf import memory_metrics, peak_flops, stowage_metrics, throughput_metrics, train_flops
+from trainer.tracking.perf import (
+    memory_metrics,
+    peak_flops,
+    stowage_metrics,
+    throughput_metrics,
+    train_flops,
+)
 
 
 def test_throughput_is_per_device() -> None:
     metrics = throughput_metrics(1000, 2.0, 4, flops=8e12, peak=1e13)
     assert metrics["perf/throughput"] == 125.0 and metrics["perf/tokens_per_second"] == 500.0
     assert metrics["perf/mfu/actor"] == pytest.approx(0.1)
-    assert throughput_metrics(1000, 2.0, 4, flops=8e12, peak=1e13, update_s=0.5)["perf/mfu/actor"] == pytest.approx(0.4)
+    assert throughput_metrics(1000, 2.0, 4, flops=8e12, peak=1e13, update_s=0.5)[
+        "perf/mfu/actor"
+    ] == pytest.approx(0.4)
     assert "perf/mfu/actor" not in throughput_metrics(1000, 2.0, 4, flops=8e12)
 
 
@@ -36,7 +44,11 @@ def test_resident_memory_is_of_this_process() -> None:
     assert peak_flops(torch.device("cpu")) is None
 
 
-@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("Card X", None)])
-def test_the_peak_is_that_of_the_named_card(name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("Card X", None)]
+)
+def test_the_peak_is_that_of_the_named_card(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda")) == peak

@@ -21,7 +21,10 @@ def run(tmp_path: Path) -> Path:
             if step % 6 == 0:
                 metrics["val/reward"] = 0.1 + step / 20
             if step:
-                metrics |= {"critic/score/mean": step / 20, **stowage_metrics([900, 1000, 500, 0], 1024)}
+                metrics |= {
+                    "critic/score/mean": step / 20,
+                    **stowage_metrics([900, 1000, 500, 0], 1024),
+                }
             file.write(json.dumps(metrics) + "\n")
     return tmp_path
 

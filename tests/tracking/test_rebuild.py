@@ -6,7 +6,7 @@ import pytest
 import wandb
 
 from tests.tracking.wandb_file import history, only
-from trainer.tracking.jsonl import MetricsFile
+from trainer.base.metrics_file import MetricsFile
 from trainer.tracking.rebuild import main, rebuild
 from trainer.tracking.wandb_run import Identity, stored_identity
 
@@ -15,7 +15,9 @@ from trainer.tracking.wandb_run import Identity, stored_identity
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.teardown()
-    (tmp_path / "config.yaml").write_text("trainer:\n  project_name: plim\n  experiment_name: best\n  seed: 3\n")
+    (tmp_path / "config.yaml").write_text(
+        "trainer:\n  project_name: plim\n  experiment_name: best\n  seed: 3\n"
+    )
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)
     for record in (
         {"step": 0, "time": 1.0, "val/reward": 0.1},
@@ -43,7 +45,9 @@ def test_the_wandb_run_comes_back_from_the_record(run: Path) -> None:
 
 
 def test_a_new_id_leaves_the_runs_own_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "wandb.json").write_text('{"id": "abcdefgh", "project": "p", "name": "n", "group": "sweep-1"}')
+    (run / "wandb.json").write_text(
+        '{"id": "abcdefgh", "project": "p", "name": "n", "group": "sweep-1"}'
+    )
     assert main([str(run), "--new-id"]) == 0
     out = capsys.readouterr().out
     assert "abcdefgh" not in out and "wandb sync" in out and stored_identity(run).id == "abcdefgh"

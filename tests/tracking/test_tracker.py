@@ -8,14 +8,21 @@ import pytest
 import torch
 
 from tests.tracking.wandb_file import history, only
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.metrics_file import TIMING_PREFIXES, read_metrics
 from trainer.tracking import Tracker
 from trainer.tracking.health import Watermarks
-from trainer.tracking.jsonl import TIMING_PREFIXES, read_metrics
 
 
 def make(folder: Path, loggers: tuple[str, ...] = ("console",), **settings: Any) -> Tracker:
-    known: dict[str, Any] = {"rank": 0, "project": "p", "name": "n", "group": None, "total_steps": 6, "mode": "offline"}
+    known: dict[str, Any] = {
+        "rank": 0,
+        "project": "p",
+        "name": "n",
+        "group": None,
+        "total_steps": 6,
+        "mode": "offline",
+    }
     return Tracker(folder, {"seed": 1}, loggers=list(loggers), **(known | settings))
 
 
@@ -46,7 +53,9 @@ def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(tmp_path: Path) ->
     assert [r["step"] for r in comparable("whole")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_only_recorded_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_only_recorded_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tracker = make(tmp_path)
     assert tracker.record(3, {"ckpt/write_s": torch.tensor(0.5)}) == {"ckpt/write_s": 0.5}
     tracker.close(0)
@@ -65,7 +74,9 @@ def test_only_rank_0_leaves_anything(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "hello\n"  # the launcher keeps it in this rank's log
 
 
-def test_the_record_the_screen_and_wandb_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_record_the_screen_and_wandb_say_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tracker = make(tmp_path, ("console", "wandb"))
     folder = tracker.wandb_folder
     assert folder is not None
@@ -79,7 +90,9 @@ def test_the_record_the_screen_and_wandb_say_the_same(tmp_path: Path, capsys: py
     assert only(folder, "exit").exit_code == 2
 
 
-def test_without_loggers_there_is_still_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_loggers_there_is_still_a_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tracker = make(tmp_path, ())
     tracker.log(1, {"a": 1})
     tracker.close(0)
@@ -115,14 +128,24 @@ def test_an_unknown_logger_and_an_unwritable_folder_are_the_users_to_mend(tmp_pa
         make(tmp_path / "file")
 
 
-def test_too_many_workers_are_said_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_workers_are_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(tmp_path, num_workers=10_000).close(0)
     assert "[HINT] data.num_workers=10000 on 1 rank(s)" in capsys.readouterr().out
 
 
 def test_one_logger_may_be_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = Tracker(
-        tmp_path, {}, rank=0, loggers="console", project="p", name="n", group=None, total_steps=1, mode="offline"
+        tmp_path,
+        {},
+        rank=0,
+        loggers="console",
+        project="p",
+        name="n",
+        group=None,
+        total_steps=1,
+        mode="offline",
     )
     tracker.log(1, {"a": 1})
     tracker.close(0)

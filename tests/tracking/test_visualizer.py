@@ -17,7 +17,9 @@ def labels(axes: object) -> list[str]:
 
 
 def test_a_step_of_several_plans_is_one_picture(tmp_path: Path) -> None:
-    """The second optimizer step of an iteration is drawn with what came before it, not instead of it."""
+    """The second optimizer step of an iteration is drawn with what came before it, not instead of
+    it.
+    """
     pictures = DynamicBatchVisualizer(str(tmp_path), plot_interval=2)
     made = plan([100, 200, 300], 512, 2)
     assert pictures.update(1, made) == []

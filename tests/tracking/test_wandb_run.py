@@ -13,7 +13,13 @@ import wandb
 
 from tests.tracking.wandb_file import history, kind_of, only, records
 from trainer.tracking import wandb_run
-from trainer.tracking.wandb_run import WandbRun, choose_mode, persistent_identity, stored_identity, without_secrets
+from trainer.tracking.wandb_run import (
+    WandbRun,
+    choose_mode,
+    persistent_identity,
+    stored_identity,
+    without_secrets,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +41,9 @@ def start(folder: Path, mode: str = "offline") -> WandbRun:
 
 
 def test_attempts_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
-    """Two attempts in the same second: one id, a folder each, steps that go on, the real client's files."""
+    """Two attempts in the same second: one id, a folder each, steps that go on, the real client's
+    files.
+    """
     folders = []
     for steps, code in ((range(1, 4), 85), (range(3, 6), 0)):
         run = start(tmp_path)
@@ -52,7 +60,11 @@ def test_attempts_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
         assert [r["reward/mean"] for r in rows] == [s / 10 for s in steps]
         run_record = only(folder, "run")
         assert run_record.run_id == stored_identity(tmp_path).id
-        assert (run_record.project, run_record.run_group, run_record.display_name) == ("plim", "sweep-1", "first")
+        assert (run_record.project, run_record.run_group, run_record.display_name) == (
+            "plim",
+            "sweep-1",
+            "first",
+        )
         assert only(folder, "exit").exit_code == code
         axes = [
             (r.metric.name or r.metric.glob_name, r.metric.step_metric)
@@ -67,14 +79,18 @@ def test_generations_are_a_table(tmp_path: Path) -> None:
     run = start(tmp_path)
     folder = run.folder
     assert folder is not None
-    run.log_table(2, "val/generations", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "5"}])
+    run.log_table(
+        2, "val/generations", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "5"}]
+    )
     run.finish(0)
     (row,) = history(folder)
     assert row["training/global_step"] == 2
     assert list(folder.glob("files/media/table/val/*.table.json"))
 
 
-def test_the_run_id_is_on_disk_before_the_client_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_id_is_on_disk_before_the_client_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def die(**arguments: object) -> None:
         assert stored_identity(tmp_path).id == arguments["id"]
         raise RuntimeError("killed during init")
@@ -89,7 +105,10 @@ def test_no_server_means_offline_soon(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    init, waits = WandbRun._init, {"online": 2.0, "offline": 200.0}  # the latter answers, in a while
+    init, waits = (
+        WandbRun._init,
+        {"online": 2.0, "offline": 200.0},
+    )  # the latter answers, in a while
 
     def timed(self: WandbRun, arguments: dict[str, Any], mode: str) -> bool:
         monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", waits[mode])
@@ -127,7 +146,11 @@ sys.exit(85)
 
 def test_a_run_survives_its_dead_wandb_service(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVICE_DIES, str(tmp_path)], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, "-c", SERVICE_DIES, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert done.stdout == "trained to the end\n", done.stderr
     assert done.returncode == 85, done.stderr
@@ -155,7 +178,11 @@ def test_when_it_goes_online() -> None:
 
 
 def test_secrets_stay_here_and_tokens_are_no_secrets() -> None:
-    config = {"a": {"hf_token": "x", "wandb_api_key": "y"}, "ppo_max_token_len_per_gpu": 1024, "password": ""}
+    config = {
+        "a": {"hf_token": "x", "wandb_api_key": "y"},
+        "ppo_max_token_len_per_gpu": 1024,
+        "password": "",
+    }
     assert without_secrets(config) == {
         "a": {"hf_token": "***", "wandb_api_key": "***"},
         "ppo_max_token_len_per_gpu": 1024,

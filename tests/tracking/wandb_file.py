@@ -15,7 +15,9 @@ FULL, LAST = 1, 4
 
 
 def records(folder: Path) -> list[Any]:
-    """All records of a finished run. The client's service writes the last of them just after ``finish`` returns."""
+    """All records of a finished run. The client's service writes the last of them just after
+    ``finish`` returns.
+    """
     deadline = time.monotonic() + 200
     while True:
         found = records_now(folder)
@@ -52,7 +54,10 @@ def kind_of(record: Any) -> str:
 
 def history(folder: Path) -> list[dict[str, Any]]:
     return [
-        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        {
+            (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+            for item in record.history.item
+        }
         for record in records(folder)
         if kind_of(record) == "history"
     ]

@@ -4,7 +4,14 @@ from trainer.algorithms.advantages import Advantages, compute_advantages, grpo, 
 from trainer.algorithms.aggregate import LossAggMode, aggregate, token_weights
 from trainer.algorithms.finite import not_finite
 from trainer.algorithms.kl import AdaptiveKl, FixedKl, KlController, kl_estimate, make_kl_controller
-from trainer.algorithms.policy import POLICY_SUMS, TokenLoss, add_terms, policy_loss, sft_loss, value_loss
+from trainer.algorithms.policy import (
+    POLICY_SUMS,
+    TokenLoss,
+    add_terms,
+    policy_loss,
+    sft_loss,
+    value_loss,
+)
 from trainer.algorithms.ragged import sequence_index
 from trainer.algorithms.schedule import learning_rate
 

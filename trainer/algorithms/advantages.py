@@ -1,4 +1,6 @@
-"""Advantage estimators on ragged batches. All are computed once per rollout, on the whole batch, in float64."""
+"""Advantage estimators on ragged batches. All are computed once per rollout, on the whole batch, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ class Advantages:
 def grpo(scores: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
     """(score - mean of its group) / (standard deviation of its group + 1e-6): float32 [sequences].
 
-    ``scores`` [sequences]; ``groups`` int64 [sequences]: equal for the responses of one prompt. arXiv 2402.03300,
-    section 4.1, with the unbiased deviation; ``norm_by_std=False`` is Dr.GRPO (arXiv 2503.20783). A group of one has no
-    baseline and keeps its score: that is plain REINFORCE, unbiased.
+    ``scores`` [sequences]; ``groups`` int64 [sequences]: equal for the responses of one prompt.
+    arXiv 2402.03300, section 4.1, with the unbiased deviation; ``norm_by_std=False`` is Dr.GRPO
+    (arXiv 2503.20783). A group of one has no baseline and keeps its score: that is plain REINFORCE,
+    unbiased.
     """
     x = scores.double()
     index, n_groups = group_index(groups)
@@ -42,7 +45,8 @@ def grpo(scores: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
 
 
 def rloo(scores: Tensor, groups: Tensor) -> Tensor:
-    """Score minus the mean of the *other* scores of its group: float32 [sequences]. arXiv 2402.14740, equation 4.
+    """Score minus the mean of the *other* scores of its group: float32 [sequences]. arXiv
+    2402.14740, equation 4.
 
     A group of one keeps its score.
     """
@@ -56,10 +60,11 @@ def rloo(scores: Tensor, groups: Tensor) -> Tensor:
 def token_rewards(
     scores: Tensor, mask: Tensor, sequence: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
-    """float64 [tokens]: the score at a sequence's last trained token, minus ``kl_coef * kl`` at every trained one.
+    """float64 [tokens]: the score at a sequence's last trained token, minus ``kl_coef * kl`` at
+    every trained one.
 
-    ``scores`` [sequences]; ``mask`` bool [tokens]; ``sequence`` int64 [tokens], rising; ``kl`` [tokens] in nats. The
-    score of a sequence without trained tokens has no place and is left out.
+    ``scores`` [sequences]; ``mask`` bool [tokens]; ``sequence`` int64 [tokens], rising; ``kl``
+    [tokens] in nats. The score of a sequence without trained tokens has no place and is left out.
     """
     rewards = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
     places = mask.nonzero().squeeze(1)
@@ -75,8 +80,9 @@ def token_rewards(
 def discounted(values: Tensor, sequence: Tensor, sequences: int, decay: float) -> Tensor:
     """sum over k >= 0 of decay^k * values[t + k] within each sequence: float64 [n].
 
-    ``values`` [n] are trained tokens only, sequence after sequence; ``sequence`` int64 [n], rising. One vector
-    operation per place from the end, over all sequences that are that long: no padded copy.
+    ``values`` [n] are trained tokens only, sequence after sequence; ``sequence`` int64 [n], rising.
+    One vector operation per place from the end, over all sequences that are that long: no padded
+    copy.
     """
     out = values.double().clone()
     if not out.numel():
@@ -95,33 +101,49 @@ def discounted(values: Tensor, sequence: Tensor, sequences: int, decay: float) -
     return out
 
 
-def reinforce_plus_plus(rewards: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float) -> Advantages:
-    """Discounted reward-to-go of each token, whitened over all trained tokens of the batch. arXiv 2501.03262."""
+def reinforce_plus_plus(
+    rewards: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float
+) -> Advantages:
+    """Discounted reward-to-go of each token, whitened over all trained tokens of the batch. arXiv
+    2501.03262.
+    """
     mask = mask.bool()
     returns = discounted(rewards[mask], sequence[mask], sequences, gamma)
     return Advantages(_spread(whiten(returns), mask), _spread(returns, mask))
 
 
 def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float, lam: float
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    sequence: Tensor,
+    sequences: int,
+    *,
+    gamma: float,
+    lam: float,
 ) -> Advantages:
-    """Generalised advantage estimation (arXiv 1506.02438, equation 16), whitened over all trained tokens.
+    """Generalised advantage estimation (arXiv 1506.02438, equation 16), whitened over all trained
+    tokens.
 
-    ``values`` [tokens]: the critic's value of the state in which each token was chosen. After a sequence's last trained
-    token the value is 0. Tokens between trained ones (a tool's answer) take no step. ``returns`` are the unwhitened
-    advantages plus ``values``.
+    ``values`` [tokens]: the critic's value of the state in which each token was chosen. After a
+    sequence's last trained token the value is 0. Tokens between trained ones (a tool's answer) take
+    no step. ``returns`` are the unwhitened advantages plus ``values``.
     """
     mask = mask.bool()
     owners, value = sequence[mask], values[mask].double()
     following = torch.zeros_like(value)
     same = owners[:-1] == owners[1:]
     following[:-1] = torch.where(same, value[1:], 0.0)
-    raw = discounted(rewards[mask].double() + gamma * following - value, owners, sequences, gamma * lam)
+    raw = discounted(
+        rewards[mask].double() + gamma * following - value, owners, sequences, gamma * lam
+    )
     return Advantages(_spread(whiten(raw), mask), _spread(raw + value, mask))
 
 
 def whiten(values: Tensor) -> Tensor:
-    """Shift and scale ``values`` [n] to mean 0 and variance 1 (unbiased, + 1e-8). Fewer than two pass unchanged."""
+    """Shift and scale ``values`` [n] to mean 0 and variance 1 (unbiased, + 1e-8). Fewer than two
+    pass unchanged.
+    """
     if values.numel() < 2:
         return values
     return (values - values.mean()) * torch.rsqrt(values.var() + 1e-8)
@@ -143,9 +165,10 @@ def compute_advantages(
 ) -> Advantages:
     """Advantages of a whole rollout batch, ready to be its columns ``advantages`` and ``returns``.
 
-    ``scores`` [sequences] (the batch's ``rewards``), ``groups`` int64 [sequences], ``mask`` bool [tokens] (the batch's
-    ``loss_mask``), ``sequence`` int64 [tokens] (from :func:`sequence_index`), ``values`` [tokens] for gae. With ``kl``
-    [tokens] the score that grpo and rloo compare is the sum of a sequence's token rewards, KL included.
+    ``scores`` [sequences] (the batch's ``rewards``), ``groups`` int64 [sequences], ``mask`` bool
+    [tokens] (the batch's ``loss_mask``), ``sequence`` int64 [tokens] (from :func:`sequence_index`),
+    ``values`` [tokens] for gae. With ``kl`` [tokens] the score that grpo and rloo compare is the
+    sum of a sequence's token rewards, KL included.
 
     Raises ValueError for an unknown ``estimator`` and for gae without ``values``.
     """
@@ -162,7 +185,8 @@ def compute_advantages(
         return gae(rewards, values, mask, sequence, sequences, gamma=gamma, lam=lam)
     totals = scores.double()
     if kl is not None and kl_coef:
-        # Not the sum of rewards: that would forget the score of a response without trained tokens, and so the baseline.
+        # Not the sum of rewards: that would forget the score of a response without trained tokens,
+        # and so the baseline.
         totals = totals - kl_coef * segment_sum(kl[mask].double(), sequence[mask], sequences)
     if estimator == "grpo":
         per_sequence = grpo(totals, groups, norm_by_std=norm_adv_by_std_in_grpo)

@@ -1,7 +1,9 @@
-"""How per-token losses become the loss of one optimizer step: weights made once, before the batch is split.
+"""How per-token losses become the loss of one optimizer step: weights made once, before the batch
+is split.
 
-With weights from the counts of the *whole* step, its loss is the plain sum over all micro-batches and ranks of
-(weight * token loss). A mean taken per micro-batch would instead change with the way the batch was cut.
+With weights from the counts of the *whole* step, its loss is the plain sum over all micro-batches
+and ranks of (weight * token loss). A mean taken per micro-batch would instead change with the way
+the batch was cut.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from trainer.algorithms.ragged import segment_count
 
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
 
 
 def token_weights(
@@ -26,10 +30,11 @@ def token_weights(
     global_tokens: int | None = None,
     global_sequences: int | None = None,
 ) -> Tensor:
-    """Weight of each token's loss in the loss of an optimizer step: float32 [tokens], 0 where ``mask`` is False.
+    """Weight of each token's loss in the loss of an optimizer step: float32 [tokens], 0 where
+    ``mask`` is False.
 
-    ``mask`` bool [tokens]: trained tokens; ``sequence`` int64 [tokens] below ``sequences``. With T trained tokens, S
-    sequences that have any, and |s| those of sequence s, a token of s weighs
+    ``mask`` bool [tokens]: trained tokens; ``sequence`` int64 [tokens] below ``sequences``. With T
+    trained tokens, S sequences that have any, and |s| those of sequence s, a token of s weighs
 
     ======================== =================
     token-mean               1 / T
@@ -38,11 +43,13 @@ def token_weights(
     seq-mean-token-sum-norm  1 / (S * L)
     ======================== =================
 
-    where L is ``max_response_length``, a constant of the run (Dr.GRPO, arXiv 2503.20783, section 3.2). A sequence
-    without trained tokens counts nowhere. Pass whole sequences: |s| is counted here. ``global_tokens`` and
-    ``global_sequences`` are T and S where the caller holds only a part of the step's batch; else they are counted too.
+    where L is ``max_response_length``, a constant of the run (Dr.GRPO, arXiv 2503.20783, section
+    3.2). A sequence without trained tokens counts nowhere. Pass whole sequences: |s| is counted
+    here. ``global_tokens`` and ``global_sequences`` are T and S where the caller holds only a part
+    of the step's batch; else they are counted too.
 
-    Raises ValueError for an unknown ``mode`` and a norm mode without a positive ``max_response_length``.
+    Raises ValueError for an unknown ``mode`` and a norm mode without a positive
+    ``max_response_length``.
     """
     if mode not in get_args(LossAggMode):
         raise ValueError(f"loss_agg_mode {mode!r} is none of {', '.join(get_args(LossAggMode))}")
@@ -67,7 +74,8 @@ def token_weights(
 
 
 def aggregate(losses: Tensor, weights: Tensor) -> Tensor:
-    """This micro-batch's share of the step's loss: scalar float32. A filler (no targets) gives an exact 0 that still
-    reaches backward. A token of weight 0 gives nothing, even when its loss is not finite.
+    """This micro-batch's share of the step's loss: scalar float32. A filler (no targets) gives an
+    exact 0 that still reaches backward. A token of weight 0 gives nothing, even when its loss is
+    not finite.
     """
     return torch.where(weights != 0, losses.float() * weights, 0.0).sum()

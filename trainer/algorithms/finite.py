@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def not_finite(**tensors: Tensor | None) -> str | None:
-    """None when all values are finite; otherwise one line: each tensor's name, how many of its values are NaN or
-    infinite and where the first stands. Reads every value once; a device synchronisation per tensor.
+    """None when all values are finite; otherwise one line: each tensor's name, how many of its
+    values are NaN or infinite and where the first stands. Reads every value once; a device
+    synchronisation per tensor.
     """
     found = []
     for name, tensor in tensors.items():
@@ -19,5 +20,7 @@ def not_finite(**tensors: Tensor | None) -> str | None:
         if count:
             first = int(bad.flatten().nonzero()[0])
             value = tensor.detach().flatten()[first].item()
-            found.append(f"{name}: {count} of {tensor.numel()} values, the first is {value} at {first}")
+            found.append(
+                f"{name}: {count} of {tensor.numel()} values, the first is {value} at {first}"
+            )
     return "; ".join(found) or None

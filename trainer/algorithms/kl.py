@@ -1,4 +1,6 @@
-"""Estimators of KL(policy || reference) from sampled tokens, and the controllers of its weight in the reward."""
+"""Estimators of KL(policy || reference) from sampled tokens, and the controllers of its weight in
+the reward.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ MAX_K3 = 10.0
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tensor:
-    """Per token, nats: float32 [targets]. With d = log-prob - reference log-prob of a token drawn from the policy,
+    """Per token, nats: float32 [targets]. With d = log-prob - reference log-prob of a token drawn
+    from the policy,
 
-    k1 (kl): d; k2 (mse): d^2 / 2; k3 (low_var_kl): exp(-d) + d - 1; abs: |d|. (Schulman, "Approximating KL divergence",
-    2020.) Worked out in float32 whatever the inputs: in bfloat16 log-probs near -8 are 0.03 apart, and exp overflows
-    sooner than a run notices. d is held within +-20, k3 also below 10, beyond which its gradient is 0. k1 as a *loss*
-    has a mean gradient of 0: use it in the reward.
+    k1 (kl): d; k2 (mse): d^2 / 2; k3 (low_var_kl): exp(-d) + d - 1; abs: |d|. (Schulman,
+    "Approximating KL divergence", 2020.) Worked out in float32 whatever the inputs: in bfloat16
+    log-probs near -8 are 0.03 apart, and exp overflows sooner than a run notices. d is held within
+    +-20, k3 also below 10, beyond which its gradient is 0. k1 as a *loss* has a mean gradient of 0:
+    use it in the reward.
 
     Raises ValueError for an unknown ``kind``.
     """
@@ -33,7 +37,9 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tenso
         return (torch.expm1(-d) + d).clamp(max=MAX_K3)
     if kind == "abs":
         return d.abs()
-    raise ValueError(f"no KL estimator {kind!r}; there are k1 (kl), k2 (mse), k3 (low_var_kl) and abs")
+    raise ValueError(
+        f"no KL estimator {kind!r}; there are k1 (kl), k2 (mse), k3 (low_var_kl) and abs"
+    )
 
 
 class KlController(Protocol):
@@ -42,7 +48,9 @@ class KlController(Protocol):
     coef: float
 
     def update(self, kl: float, sequences: int) -> None:
-        """Take note of the mean ``kl`` (nats per token) of a step of ``sequences`` sequences, over all ranks."""
+        """Take note of the mean ``kl`` (nats per token) of a step of ``sequences`` sequences, over
+        all ranks.
+        """
 
     def state_dict(self) -> dict[str, float]:
         """What :meth:`load_state_dict` takes."""
@@ -77,11 +85,14 @@ class AdaptiveKl:
     horizon: int
 
     def update(self, kl: float, sequences: int) -> None:
-        """coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon. A non-finite ``kl`` is ignored."""
+        """coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon. A non-finite ``kl``
+        is ignored.
+        """
         error = kl / self.target - 1.0
         if not math.isfinite(error):
             return
-        # Held above 0: a step of more sequences than five horizons would turn the penalty into a bonus.
+        # Held above 0: a step of more sequences than five horizons would turn the penalty into a
+        # bonus.
         self.coef *= max(1.0 + min(max(error, -0.2), 0.2) * sequences / self.horizon, 0.0)
 
     def state_dict(self) -> dict[str, float]:
@@ -89,12 +100,18 @@ class AdaptiveKl:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from the weight reached; a fixed controller's empty state leaves the configured one."""
+        """Go on from the weight reached; a fixed controller's empty state leaves the configured
+        one.
+        """
         self.coef = state.get("coef", self.coef)
 
 
-def make_kl_controller(kind: str, *, kl_coef: float, target_kl: float, horizon: int) -> KlController:
-    """The controller of ``algorithm.kl_ctrl``: fixed, or adaptive (also under its old name kl_controller)."""
+def make_kl_controller(
+    kind: str, *, kl_coef: float, target_kl: float, horizon: int
+) -> KlController:
+    """The controller of ``algorithm.kl_ctrl``: fixed, or adaptive (also under its old name
+    kl_controller).
+    """
     if kind == "fixed":
         return FixedKl(kl_coef)
     if kind in ("adaptive", "kl_controller"):

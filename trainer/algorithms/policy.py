@@ -1,4 +1,6 @@
-"""Per-token losses of the policy. What they weigh in the step's loss is a matter of ``aggregate``."""
+"""Per-token losses of the policy. What they weigh in the step's loss is a matter of
+``aggregate``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor
 from trainer.algorithms.ragged import segment_count, segment_sum
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) is large yet far from overflow; a ratio beyond it says nothing but that the update went wrong."""
+"""exp(20) is large yet far from overflow; a ratio beyond it says nothing but that the update went
+wrong.
+"""
 
 POLICY_SUMS = ("tokens", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "ratio")
 """Names of :attr:`TokenLoss.sums` of :func:`policy_loss`."""
@@ -18,7 +22,8 @@ POLICY_SUMS = ("tokens", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "ratio")
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """``losses`` float32 [targets]; ``sums`` float64 scalars without gradient, each a sum over the targets.
+    """``losses`` float32 [targets]; ``sums`` float64 scalars without gradient, each a sum over the
+    targets.
 
     Sums add up exactly over micro-batches and ranks; divided by ``tokens`` they are means.
     """
@@ -38,19 +43,26 @@ def policy_loss(
     sequence_level: bool = False,
     sequence: Tensor | None = None,
 ) -> TokenLoss:
-    """PPO's clipped loss (arXiv 1707.06347, equation 7) with separate bounds and the dual clip (arXiv 1912.09729).
+    """PPO's clipped loss (arXiv 1707.06347, equation 7) with separate bounds and the dual clip
+    (arXiv 1912.09729).
 
-    ``log_probs``, ``old_log_probs``, ``advantages`` [targets], all of them trained tokens. With r = exp(new - old),
-    the log-ratio held within +-20: max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0 at most -A c.
+    ``log_probs``, ``old_log_probs``, ``advantages`` [targets], all of them trained tokens. With r =
+    exp(new - old), the log-ratio held within +-20: max(-A r, -A clip(r, 1 - low, 1 + high)), and
+    where A < 0 at most -A c.
 
-    ``sequence_level`` is GSPO (arXiv 2507.18071, equations 7 and 14): r becomes the geometric mean of the ratios of the
-    token's sequence, with the gradient of each token's own log-prob. It needs ``sequence`` int64 [targets], any labels
-    that rise or repeat, and whole sequences. Its paper weighs tokens by ``seq-mean-token-mean``.
+    ``sequence_level`` is GSPO (arXiv 2507.18071, equations 7 and 14): r becomes the geometric mean
+    of the ratios of the token's sequence, with the gradient of each token's own log-prob. It needs
+    ``sequence`` int64 [targets], any labels that rise or repeat, and whole sequences. Its paper
+    weighs tokens by ``seq-mean-token-mean``.
 
-    Sums: ``pg_clipfrac`` (the upper clip is active), ``pg_clipfrac_lower`` (the dual clip is), ``ppo_kl`` (old - new
-    log-probs), ``ratio``, ``tokens``.
+    Sums: ``pg_clipfrac`` (the upper clip is active), ``pg_clipfrac_lower`` (the dual clip is),
+    ``ppo_kl`` (old - new log-probs), ``ratio``, ``tokens``.
     """
-    log_probs, old_log_probs, advantages = log_probs.float(), old_log_probs.float(), advantages.float()
+    log_probs, old_log_probs, advantages = (
+        log_probs.float(),
+        old_log_probs.float(),
+        advantages.float(),
+    )
     log_ratio = (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     kl_sum = -log_ratio.detach().double().sum()
     if sequence_level:
@@ -75,16 +87,21 @@ def policy_loss(
 
 
 def sft_loss(log_probs: Tensor) -> TokenLoss:
-    """Negative log-likelihood, nats: float32 [targets] from ``log_probs`` [targets]. Sums: ``tokens``, ``nll``."""
+    """Negative log-likelihood, nats: float32 [targets] from ``log_probs`` [targets]. Sums:
+    ``tokens``, ``nll``.
+    """
     losses = -log_probs.float()
     nll = losses.detach().double().sum()
     return TokenLoss(losses, {"tokens": nll.new_tensor(losses.numel()), "nll": nll})
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip_range: float = 0.5) -> TokenLoss:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip_range: float = 0.5
+) -> TokenLoss:
     """The critic's clipped squared error, halved (arXiv 2005.12729, section 3): float32 [targets].
 
-    ``values``, ``old_values``, ``returns`` [targets]. Sums: ``tokens``, ``vf_clipfrac``, ``vf_error`` (squared).
+    ``values``, ``old_values``, ``returns`` [targets]. Sums: ``tokens``, ``vf_clipfrac``,
+    ``vf_error`` (squared).
     """
     values, old_values, returns = values.float(), old_values.float(), returns.float()
     near = old_values + (values - old_values).clamp(-clip_range, clip_range)
@@ -105,9 +122,11 @@ def add_terms(
     kl: Tensor | None = None,
     kl_loss_coef: float = 0.0,
 ) -> Tensor:
-    """``losses - entropy_coeff * entropy + kl_loss_coef * kl``, all [targets]: one normaliser serves all three terms.
+    """``losses - entropy_coeff * entropy + kl_loss_coef * kl``, all [targets]: one normaliser
+    serves all three terms.
 
-    A term whose coefficient is 0 is left out, so that what is not finite in it can't turn the loss into NaN.
+    A term whose coefficient is 0 is left out, so that what is not finite in it can't turn the loss
+    into NaN.
     """
     if entropy is not None and entropy_coeff:
         losses = losses - entropy_coeff * entropy.float()

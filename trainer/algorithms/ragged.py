@@ -1,4 +1,6 @@
-"""Sums over the sequences of a ragged batch: flat values plus, for each value, the number of its sequence."""
+"""Sums over the sequences of a ragged batch: flat values plus, for each value, the number of its
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from torch import Tensor
 
 
 def sequence_index(cu_seqlens: Tensor) -> Tensor:
-    """int64 [tokens]: which sequence each token of a batch belongs to. ``cu_seqlens`` int64 [sequences + 1]."""
+    """int64 [tokens]: which sequence each token of a batch belongs to. ``cu_seqlens`` int64
+    [sequences + 1].
+    """
     lengths = cu_seqlens.diff()
     return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
 
@@ -23,6 +27,8 @@ def segment_count(index: Tensor, segments: int) -> Tensor:
 
 
 def group_index(groups: Tensor) -> tuple[Tensor, int]:
-    """Number arbitrary group labels int64 [sequences] from 0: (int64 [sequences], how many groups there are)."""
+    """Number arbitrary group labels int64 [sequences] from 0: (int64 [sequences], how many groups
+    there are).
+    """
     labels, index = torch.unique(groups, return_inverse=True)
     return index, int(labels.numel())

@@ -1,4 +1,6 @@
-"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore."""
+"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to
+restore.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,20 @@ import math
 
 
 def learning_rate(
-    step: int, *, lr: float, kind: str, warmup_steps: int, total_steps: int, min_lr_ratio: float = 0.0
+    step: int,
+    *,
+    lr: float,
+    kind: str,
+    warmup_steps: int,
+    total_steps: int,
+    min_lr_ratio: float = 0.0,
 ) -> float:
     """The rate of optimizer step ``step`` (0 is the first).
 
-    Warm-up rises linearly and first reaches ``lr`` at step ``warmup_steps``; its first step is not 0 but
-    ``lr / (warmup_steps + 1)``, so that no step is wasted. Then ``constant``, or falling (``linear``, ``cosine``) to
-    ``min_lr_ratio * lr`` at the last of ``total_steps`` steps and staying there. ValueError for another ``kind``.
+    Warm-up rises linearly and first reaches ``lr`` at step ``warmup_steps``; its first step is not
+    0 but ``lr / (warmup_steps + 1)``, so that no step is wasted. Then ``constant``, or falling
+    (``linear``, ``cosine``) to ``min_lr_ratio * lr`` at the last of ``total_steps`` steps and
+    staying there. ValueError for another ``kind``.
     """
     if kind not in ("constant", "linear", "cosine"):
         raise ValueError(f"lr_scheduler_type {kind!r} is none of constant, linear, cosine")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from trainer.batching.balance import balance_ranks
 from trainer.batching.buckets import assign_buckets, bucket_names, bucket_speeds
-from trainer.batching.budget import lowered_budget, mean_lengths, measured_budget, recommended_budget
+from trainer.batching.budget import (
+    lowered_budget,
+    mean_lengths,
+    measured_budget,
+    recommended_budget,
+)
 from trainer.batching.calibrate import Calibration, Calibrator, calibrate
 from trainer.batching.clip import adaptive_clip
 from trainer.batching.cost import CostModel, ModelShape

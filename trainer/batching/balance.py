@@ -10,7 +10,8 @@ from trainer.batching.search import GOAL, improve
 
 
 def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
-    """Samples of each rank: numbers of samples within 1 of each other, work as equal as swaps make it.
+    """Samples of each rank: numbers of samples within 1 of each other, work as equal as swaps make
+    it.
 
     ``costs`` [samples], in any unit (their lengths, say). Indices come in rising order.
     """
@@ -26,5 +27,7 @@ def balance_ranks(costs: ArrayLike, ranks: int) -> list[Ints]:
     if cost.size and ranks > 1:
         nothing = np.zeros(cost.size, np.int64)
         enough = (1.0 + GOAL / 10) * float(cost.sum()) / ranks
-        bins = improve(bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, enough, moves=False)
+        bins = improve(
+            bins, cost, nothing, nothing, np.ones(ranks, np.int64), 1, enough, moves=False
+        )
     return [np.flatnonzero(bins == r) for r in range(ranks)]

@@ -25,7 +25,9 @@ class Proof:
 def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
     """What no plan of ``cargo`` can beat; a shared prompt counts once."""
     own, own_cost = cargo.own_tokens, cargo.own_costs(cost)
-    prompts = np.zeros(int(cargo.groups.max()) + 1 if cargo.shared and cargo.groups.size else 0, np.int64)
+    prompts = np.zeros(
+        int(cargo.groups.max()) + 1 if cargo.shared and cargo.groups.size else 0, np.int64
+    )
     if cargo.shared:
         prompts[cargo.groups] = cargo.prompts
     once = cost(prompts)
@@ -34,17 +36,20 @@ def prove(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str) -> Proof:
     path = path_bound(own_cost, own, budgets, once=(once, prompts), sync=sync)
     if sync == "micro":
         return Proof(fewest, path, path + cost.overhead * fewest)
-    # The rank with most micro-batches need not be the slowest: of the slowest only one is known, and of the mean all.
+    # The rank with most micro-batches need not be the slowest: of the slowest only one is known,
+    # and of the mean all.
     ranks = int(budgets.size)
     mean = float(own_cost.sum()) + float(once.sum()) + cost.overhead * max(bins, ranks)
     return Proof(fewest, path, max(path + cost.overhead, mean / ranks))
 
 
 def bins_bound(tokens: Ints, cap: int) -> int:
-    """Fewest micro-batches of ``cap`` tokens that hold ``tokens`` (Martello and Toth 1990, bound L2).
+    """Fewest micro-batches of ``cap`` tokens that hold ``tokens`` (Martello and Toth 1990, bound
+    L2).
 
-    For every threshold a <= cap/2: items above ``cap - a`` sit with none of the items of at least ``a``; items above
-    half sit alone; the items of a..cap/2 fill what those leave, then bins of their own.
+    For every threshold a <= cap/2: items above ``cap - a`` sit with none of the items of at least
+    ``a``; items above half sit alone; the items of a..cap/2 fill what those leave, then bins of
+    their own.
     """
     if not tokens.size:
         return 0
@@ -58,7 +63,9 @@ def bins_bound(tokens: Ints, cap: int) -> int:
     first = np.searchsorted(up, thresholds, side="left")  # items of at least a
     alone = np.searchsorted(up, cap - thresholds, side="right")  # items above cap - a
     big = up.size - half
-    left = (alone - half) * cap - (sums[alone] - sums[half])  # room beside the items in (cap/2, cap-a]
+    left = (alone - half) * cap - (
+        sums[alone] - sums[half]
+    )  # room beside the items in (cap/2, cap-a]
     more = np.maximum(0, -(-(sums[half] - sums[first] - left) // cap))
     return int(max(best, big, (big + more).max() if thresholds.size else 0))
 
@@ -71,14 +78,18 @@ def micro_batches_bound(bins: int, budgets: Ints, *, total: int) -> int:
     return max(-(-total // int(budgets.sum())), -(-bins // int(budgets.size)), 1)
 
 
-def path_bound(cost: Floats, tokens: Ints, budgets: Ints, *, once: tuple[Floats, Ints], sync: str) -> float:
-    """Least critical path of any plan, in units of cost; ``once``: costs and tokens of prompts that groups share.
+def path_bound(
+    cost: Floats, tokens: Ints, budgets: Ints, *, once: tuple[Floats, Ints], sync: str
+) -> float:
+    """Least critical path of any plan, in units of cost; ``once``: costs and tokens of prompts that
+    groups share.
 
-    The perfect split; the heaviest sequence; and by pigeonhole: of the j*R+1 heaviest sequences one rank holds j+1,
-    which weigh at least as much as the lightest j+1 of them. When every micro-batch synchronises also: sequences above
-    half of the largest budget share no micro-batch, so the j-th R of them pace a row of their own and j such rows
-    take at least the sum of the (i*R)-th heaviest, i < j. They carry at most the densest cargo that fits their tokens
-    (fractional knapsack; density rises with length), and the rest waits for other rows.
+    The perfect split; the heaviest sequence; and by pigeonhole: of the j*R+1 heaviest sequences one
+    rank holds j+1, which weigh at least as much as the lightest j+1 of them. When every micro-batch
+    synchronises also: sequences above half of the largest budget share no micro-batch, so the j-th
+    R of them pace a row of their own and j such rows take at least the sum of the (i*R)-th
+    heaviest, i < j. They carry at most the densest cargo that fits their tokens (fractional
+    knapsack; density rises with length), and the rest waits for other rows.
     """
     ranks = int(budgets.size)
     if not cost.size:

@@ -12,8 +12,12 @@ from trainer.batching.inputs import check_boundaries
 
 
 def assign_buckets(lengths: ArrayLike, boundaries: ArrayLike) -> Ints:
-    """int64 [sequences]: bucket i holds the lengths in ``(boundaries[i-1], boundaries[i]]``; the last one is open."""
-    return np.searchsorted(check_boundaries(boundaries), np.asarray(lengths), side="left").astype(np.int64)
+    """int64 [sequences]: bucket i holds the lengths in ``(boundaries[i-1], boundaries[i]]``; the
+    last one is open.
+    """
+    return np.searchsorted(check_boundaries(boundaries), np.asarray(lengths), side="left").astype(
+        np.int64
+    )
 
 
 def bucket_names(boundaries: ArrayLike) -> list[str]:
@@ -22,8 +26,11 @@ def bucket_names(boundaries: ArrayLike) -> list[str]:
     return [f"{a + 1}-{b}" for a, b in pairwise(edges)] + [f"{edges[-1] + 1}+"]
 
 
-def bucket_speeds(buckets: ArrayLike, tokens: ArrayLike, seconds: ArrayLike, count: int) -> list[float]:
-    """Tokens per second of each of ``count`` buckets over measured micro-batches; nan for a bucket without any.
+def bucket_speeds(
+    buckets: ArrayLike, tokens: ArrayLike, seconds: ArrayLike, count: int
+) -> list[float]:
+    """Tokens per second of each of ``count`` buckets over measured micro-batches; nan for a bucket
+    without any.
 
     ``buckets``, ``tokens``, ``seconds``: one entry per micro-batch.
     """

@@ -13,8 +13,16 @@ from numpy.typing import ArrayLike
 from trainer.batching.cost import CostModel, Floats
 
 EVIDENCE = 10.0
-"""What a further coefficient has to lower the information criterion by: very strong evidence (Kass, Raftery 1995)."""
-CANDIDATES = [([0], 0.0), ([2], EVIDENCE / 2), ([0, 2], EVIDENCE), ([0, 1], EVIDENCE), ([0, 1, 2], 2 * EVIDENCE)]
+"""What a further coefficient has to lower the information criterion by: very strong evidence (Kass,
+Raftery 1995).
+"""
+CANDIDATES = [
+    ([0], 0.0),
+    ([2], EVIDENCE / 2),
+    ([0, 2], EVIDENCE),
+    ([0, 1], EVIDENCE),
+    ([0, 1, 2], 2 * EVIDENCE),
+]
 """Free coefficients, of tokens, squares and overhead, and their price."""
 NOISE = 1e-4
 """Relative: no clock of a micro-batch is better, and what is explained so far is explained."""
@@ -30,7 +38,9 @@ class Calibration:
     samples: int
 
     def metrics(self, predicted: CostModel) -> dict[str, float]:
-        """Both models for the log: tokens at which attention costs as much as the rest, predicted and measured."""
+        """Both models for the log: tokens at which attention costs as much as the rest, predicted
+        and measured.
+        """
         return {
             "cost/us_per_token": self.cost.linear * 1e6,
             "cost/ps_per_token_squared": self.cost.quadratic * 1e12,
@@ -42,13 +52,14 @@ class Calibration:
 
 
 def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Calibration | None:
-    """Fit ``seconds = linear * tokens + quadratic * squares + overhead`` with no negative coefficient.
+    """Fit ``seconds = linear * tokens + quadratic * squares + overhead`` with no negative
+    coefficient.
 
-    One entry per measured micro-batch: tokens held, sum of squared lengths (:meth:`Plan.squares`), seconds. Errors are
-    relative, and Huber's weights (k = 1.345 robust deviations; Huber 1964) keep a stalled micro-batch from bending
-    the curve. A coefficient is only taken in where it explains clearly more: micro-batches of one size can't tell
-    attention, or overhead, from what grows with the tokens. None until three micro-batches of two different sizes are
-    known.
+    One entry per measured micro-batch: tokens held, sum of squared lengths (:meth:`Plan.squares`),
+    seconds. Errors are relative, and Huber's weights (k = 1.345 robust deviations; Huber 1964) keep
+    a stalled micro-batch from bending the curve. A coefficient is only taken in where it explains
+    clearly more: micro-batches of one size can't tell attention, or overhead, from what grows with
+    the tokens. None until three micro-batches of two different sizes are known.
     """
     t, q, s = (np.asarray(x, np.float64).reshape(-1) for x in (tokens, squares, seconds))
     known = (t > 0) & (s > 0) & np.isfinite(s)
@@ -75,8 +86,8 @@ def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Cali
 
 
 def _simplest(features: Floats, weights: Floats) -> Floats:
-    """Weighted least squares of ``features @ x = 1`` over x >= 0, with the free coefficients of the lowest Bayesian
-    information criterion (Schwarz 1978).
+    """Weighted least squares of ``features @ x = 1`` over x >= 0, with the free coefficients of the
+    lowest Bayesian information criterion (Schwarz 1978).
     """
     root = np.sqrt(weights)
     best, lowest = np.zeros(3), np.inf
@@ -104,7 +115,9 @@ class Calibrator:
         return len(self._seen)
 
     def add(self, tokens: float, squares: float, seconds: float) -> None:
-        """One micro-batch: tokens held, sum of squared lengths, time in seconds. Fillers (no tokens) are left out."""
+        """One micro-batch: tokens held, sum of squared lengths, time in seconds. Fillers (no
+        tokens) are left out.
+        """
         if tokens > 0:
             self._seen.append((float(tokens), float(squares), float(seconds)))
 

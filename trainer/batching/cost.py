@@ -1,4 +1,5 @@
-"""What a sequence costs: floating-point operations from the shape of the model, seconds after calibration.
+"""What a sequence costs: floating-point operations from the shape of the model, seconds after
+calibration.
 
 No torch here: a login node predicts with it, a worker plans with it.
 """
@@ -17,7 +18,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The numbers of a decoder-only transformer that decide its cost. All sizes are counts of features or layers."""
+    """The numbers of a decoder-only transformer that decide its cost. All sizes are counts of
+    features or layers.
+    """
 
     hidden: int
     """Width of the residual stream."""
@@ -65,7 +68,9 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """Weights that take part in the products of one token, output projection included, embedding lookup not."""
+        """Weights that take part in the products of one token, output projection included,
+        embedding lookup not.
+        """
         dense, moe = self.linear_params_per_layer
         kept = self.layers if not self.experts else min(self.dense_layers, self.layers)
         return kept * dense + (self.layers - kept) * moe + self.hidden * self.vocab
@@ -77,7 +82,11 @@ class ModelShape:
         attention = self.hidden * (q + 2 * kv) + q * self.hidden
         dense = attention + 3 * self.hidden * self.ffn
         held = self.experts + self.shared_experts
-        moe = attention + self.hidden * self.experts + 3 * self.hidden * (self.moe_ffn or self.ffn) * held
+        moe = (
+            attention
+            + self.hidden * self.experts
+            + 3 * self.hidden * (self.moe_ffn or self.ffn) * held
+        )
         kept = self.layers if not self.experts else min(self.dense_layers, self.layers)
         embeddings = self.hidden * self.vocab * (1 if self.tied else 2)
         return kept * dense + (self.layers - kept) * moe + embeddings
@@ -85,7 +94,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class CostModel:
-    """``cost(L) = linear * L + quadratic * L**2`` of one sequence, plus ``overhead`` per micro-batch.
+    """``cost(L) = linear * L + quadratic * L**2`` of one sequence, plus ``overhead`` per
+    micro-batch.
 
     The unit is the maker's: floating-point operations from :meth:`from_shape`, seconds from
     :func:`trainer.batching.calibrate.calibrate`. Only ratios matter to the planner.
@@ -98,17 +108,25 @@ class CostModel:
 
     @classmethod
     def from_shape(
-        cls, shape: ModelShape, *, training: bool = True, recompute: bool = False, frozen: bool = False
+        cls,
+        shape: ModelShape,
+        *,
+        training: bool = True,
+        recompute: bool = False,
+        frozen: bool = False,
     ) -> CostModel:
-        """Operations of ``shape``: 2 per weight and token in the forward pass, and ``2 * heads * head_dim * L**2`` a
-        layer for causal attention (scores and values, half of the square). The backward pass costs twice the
-        forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); recomputation adds one forward pass more.
-        Half of the weights' backward pass is their own gradient, which ``frozen`` ones (LoRA) don't have.
+        """Operations of ``shape``: 2 per weight and token in the forward pass, and ``2 * heads *
+        head_dim * L**2`` a layer for causal attention (scores and values, half of the square). The
+        backward pass costs twice the forward pass (Kaplan et al. 2020, arXiv:2001.08361, section
+        2.1); recomputation adds one forward pass more. Half of the weights' backward pass is their
+        own gradient, which ``frozen`` ones (LoRA) don't have.
         """
         passes = (3.0 + (1.0 if recompute else 0.0)) if training else 1.0
         attention = 2.0 * shape.layers * shape.heads * shape.head_size
         own_gradient = 1.0 if training and frozen else 0.0
-        return cls((passes - own_gradient) * 2.0 * shape.active_params, passes * attention, 0.0, "FLOPs")
+        return cls(
+            (passes - own_gradient) * 2.0 * shape.active_params, passes * attention, 0.0, "FLOPs"
+        )
 
     def __call__(self, lengths: Sequence[int] | Ints | Floats) -> Floats:
         """Cost of each sequence alone; float64 [sequences]."""
@@ -124,7 +142,9 @@ class CostModel:
 
     @property
     def ratio(self) -> float:
-        """Tokens at which attention costs as much as everything else; infinite without a quadratic term."""
+        """Tokens at which attention costs as much as everything else; infinite without a quadratic
+        term.
+        """
         return self.linear / self.quadratic if self.quadratic else float("inf")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trainer.base.errors import UserError
 from trainer.batching.cost import Ints
-from trainer.errors import UserError
 
 BUDGET_KEYS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 LENGTH_KEYS = "data.max_prompt_length / data.max_response_length"
@@ -36,20 +36,30 @@ def check_lengths(lengths: ArrayLike) -> Ints:
     out = whole_numbers(lengths, "sequence lengths")
     if out.size and int(out.min()) < 1:
         at = int(np.flatnonzero(out < 1)[0])
-        raise UserError(f"sequence {at} has length {int(out[at])}; every sequence needs a token: drop it first")
+        raise UserError(
+            f"sequence {at} has length {int(out[at])}; every sequence needs a token: drop it first"
+        )
     return out
 
 
-def check_budgets(budget: int | Sequence[int] | Ints, ranks: int, *, key: str = BUDGET_KEYS) -> Ints:
+def check_budgets(
+    budget: int | Sequence[int] | Ints, ranks: int, *, key: str = BUDGET_KEYS
+) -> Ints:
     """int64 [ranks]: the budget of each rank in tokens, from one number or one per rank."""
     if ranks < 1:
         raise UserError(f"the planner needs at least 1 rank, got {ranks}")
     given = whole_numbers(np.atleast_1d(np.asarray(budget)), key)
     if given.size not in (1, ranks):
-        raise UserError(f"{key} lists {given.size} budgets for {ranks} ranks; give one number, or {ranks} of them")
+        raise UserError(
+            f"{key} lists {given.size} budgets for {ranks} ranks; give one number, or {ranks} of "
+            "them"
+        )
     out = np.full(ranks, given[0], np.int64) if given.size == 1 else given
     if int(out.min()) < 1:
-        raise UserError(f"{key}: rank {int(out.argmin())} has a budget of {int(out.min())} tokens; it must be positive")
+        raise UserError(
+            f"{key}: rank {int(out.argmin())} has a budget of {int(out.min())} tokens; it must be "
+            "positive"
+        )
     return out
 
 
@@ -61,7 +71,8 @@ def check_fits(lengths: Ints, budgets: Ints, *, key: str = BUDGET_KEYS) -> None:
         over = int((lengths > cap).sum())
         more = f" ({over} sequences are too long)" if over > 1 else ""
         raise UserError(
-            f"sequence {at} has {int(lengths[at])} tokens, more than the budget of {cap} tokens per micro-batch{more}; "
+            f"sequence {at} has {int(lengths[at])} tokens, more than the budget of {cap} tokens "
+            f"per micro-batch{more}; "
             f"raise {key} to {int(lengths[at])} or more, or lower {LENGTH_KEYS}"
         )
 
@@ -75,7 +86,9 @@ def check_boundaries(boundaries: ArrayLike, *, key: str = BOUNDARY_KEYS) -> Ints
     falls = np.flatnonzero(np.diff(out) <= 0)
     if falls.size:
         a, b = shown[int(falls[0])], shown[int(falls[0]) + 1]
-        raise UserError(f"{key}={shown}: {b} follows {a}, but boundaries must rise; try {sorted(set(shown))}")
+        raise UserError(
+            f"{key}={shown}: {b} follows {a}, but boundaries must rise; try {sorted(set(shown))}"
+        )
     return out
 
 
@@ -83,11 +96,16 @@ def check_prompts(prompts: ArrayLike, lengths: Ints) -> Ints:
     """int64 [sequences]: tokens of the prompt of each sequence, between 0 and its length."""
     out = whole_numbers(prompts, "prompt lengths")
     if out.size != lengths.size:
-        raise UserError(f"{out.size} prompt lengths for {lengths.size} sequences; give one per sequence")
+        raise UserError(
+            f"{out.size} prompt lengths for {lengths.size} sequences; give one per sequence"
+        )
     wrong = np.flatnonzero((out < 0) | (out > lengths))
     if wrong.size:
         at = int(wrong[0])
-        raise UserError(f"sequence {at}: prompt length {int(out[at])} must be 0 .. {int(lengths[at])} (its length)")
+        raise UserError(
+            f"sequence {at}: prompt length {int(out[at])} must be 0 .. {int(lengths[at])} (its "
+            "length)"
+        )
     return out
 
 
@@ -95,8 +113,12 @@ def check_groups(groups: ArrayLike, lengths: Ints) -> Ints:
     """int64 [sequences]: group of each sequence, renumbered 0 .. groups-1."""
     out = whole_numbers(groups, "groups")
     if out.size != lengths.size:
-        raise UserError(f"{out.size} group numbers for {lengths.size} sequences; give one per sequence")
-    if out.size and int(out.min()) >= 0 and int(out.max()) < out.size:  # as good as always, and quicker
+        raise UserError(
+            f"{out.size} group numbers for {lengths.size} sequences; give one per sequence"
+        )
+    if (
+        out.size and int(out.min()) >= 0 and int(out.max()) < out.size
+    ):  # as good as always, and quicker
         return (np.cumsum(np.bincount(out) > 0) - 1)[out]
     return np.unique(out, return_inverse=True)[1].astype(np.int64).reshape(-1)
 
@@ -111,7 +133,9 @@ def check_shared(prompts: Ints, groups: Ints) -> None:
     if wrong.size:
         who = np.flatnonzero(groups == wrong.min())
         raise UserError(
-            f"sequences {who.tolist()} are one group but their prompts have {int(prompts[who].min())} to "
-            f"{int(prompts[who].max())} tokens; share_prompt needs one prompt per group: number the groups by prompt, "
+            f"sequences {who.tolist()} are one group but their prompts have "
+            f"{int(prompts[who].min())} to "
+            f"{int(prompts[who].max())} tokens; share_prompt needs one prompt per group: number "
+            "the groups by prompt, "
             "or set actor_rollout_ref.actor.share_prompt=False"
         )

@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """Micro-batches are numbered rank by rank: micro-batch k of rank r is ``sum(counts[:r]) + k``."""
+    """Micro-batches are numbered rank by rank: micro-batch k of rank r is ``sum(counts[:r]) +
+    k``.
+    """
 
     bins: Ints
     """int64 [sequences]: number of the micro-batch that holds it."""
@@ -38,7 +40,9 @@ class Layout:
         return cls(out, np.array([len(rank) for rank in micro_batches], np.int64))
 
     def weigh(self, cargo: Cargo, cost: CostModel) -> tuple[Ints, Floats]:
-        """Tokens held by, and cost of, each micro-batch; a shared prompt counts once. Both [micro-batches]."""
+        """Tokens held by, and cost of, each micro-batch; a shared prompt counts once. Both
+        [micro-batches].
+        """
         if self._weighed and self._weighed[0][0] is cargo and self._weighed[0][1] is cost:
             return self._weighed[0][2:]
         n = int(self.counts.sum())
@@ -54,13 +58,19 @@ class Layout:
         compiled = loops("packing", int(self.bins.size))
         if compiled is not None and cargo.shared:
             own, prompts = cargo.own_costs(cost), cargo.prompt_costs(cost)
-            out: Floats = compiled.once(self.bins, own, prompts, cargo.groups, cargo.by_group, int(self.counts.sum()))
+            out: Floats = compiled.once(
+                self.bins, own, prompts, cargo.groups, cargo.by_group, int(self.counts.sum())
+            )
             return out
-        return self._costs(cargo, cost, self._first(cargo) if cargo.shared and self.bins.size else None)
+        return self._costs(
+            cargo, cost, self._first(cargo) if cargo.shared and self.bins.size else None
+        )
 
     def _costs(self, cargo: Cargo, cost: CostModel, first: Ints | None) -> Floats:
         n = int(self.counts.sum())
-        weight: Floats = np.bincount(self.bins, cargo.own_costs(cost), minlength=n).astype(np.float64)
+        weight: Floats = np.bincount(self.bins, cargo.own_costs(cost), minlength=n).astype(
+            np.float64
+        )
         if first is not None:
             weight += np.bincount(self.bins[first], cargo.prompt_costs(cost)[first], minlength=n)
         return weight
@@ -74,16 +84,20 @@ class Layout:
         return first
 
     def members(self) -> list[list[Ints]]:
-        """Indices of sequences, [rank][k], ascending inside a micro-batch but for groups, which stand together."""
+        """Indices of sequences, [rank][k], ascending inside a micro-batch but for groups, which
+        stand together.
+        """
         order = np.argsort(self.bins, kind="stable")
         ends = [0, *np.cumsum(np.bincount(self.bins, minlength=int(self.counts.sum()))).tolist()]
         parts = [order[a:b] for a, b in pairwise(ends)]
         return per_rank(parts, self.counts)
 
     def ordered(self, cargo: Cargo, cost: CostModel, *, together: bool) -> Layout:
-        """The same load with heavy micro-batches first, so that the allocator reuses the blocks of the first ones.
+        """The same load with heavy micro-batches first, so that the allocator reuses the blocks of
+        the first ones.
 
-        ``together``: micro-batch k moves on all ranks at once (they run it at the same time), by the largest of them.
+        ``together``: micro-batch k moves on all ranks at once (they run it at the same time), by
+        the largest of them.
         """
         tokens, weight = self.weigh(cargo, cost)
         starts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
@@ -96,11 +110,15 @@ class Layout:
             new = (starts[:, None] + place[None, :]).reshape(-1)
         else:
             rank = np.repeat(np.arange(self.counts.size), self.counts)
-            new[np.lexsort((np.arange(tokens.size), -weight, -tokens, rank))] = np.arange(tokens.size)
+            new[np.lexsort((np.arange(tokens.size), -weight, -tokens, rank))] = np.arange(
+                tokens.size
+            )
         out = Layout(new[self.bins], self.counts)
         moved_tokens, moved_weight = np.empty_like(tokens), np.empty_like(weight)
         moved_tokens[new], moved_weight[new] = tokens, weight
-        out._weighed.append((cargo, cost, moved_tokens, moved_weight))  # bins only changed their numbers
+        out._weighed.append(
+            (cargo, cost, moved_tokens, moved_weight)
+        )  # bins only changed their numbers
         return out
 
 

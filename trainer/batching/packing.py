@@ -1,4 +1,5 @@
-"""First layouts: units into micro-batches under hard caps. Everything here is greedy; refinement comes after.
+"""First layouts: units into micro-batches under hard caps. Everything here is greedy; refinement
+comes after.
 
 Bins are numbered row by row: bin ``k * ranks + r`` is micro-batch k of rank r.
 """
@@ -17,13 +18,17 @@ from trainer.batching.cost import Floats, Ints
 from trainer.batching.fast import loops
 
 TIGHT = 0.18
-"""Room left in a bin, in mean units, below which units are packed by size instead of spread by weight."""
+"""Room left in a bin, in mean units, below which units are packed by size instead of spread by
+weight.
+"""
 BISECTIONS, BISECTED = 4, 16_384
 """Attempts to pack tight cargo more evenly, and the units that they may pack together."""
 
 
 def open_bins(tokens: Ints, cap: int) -> Ints:
-    """Bin of each unit by best-fit decreasing, opening bins of ``cap`` tokens as needed. Bins count from 0."""
+    """Bin of each unit by best-fit decreasing, opening bins of ``cap`` tokens as needed. Bins count
+    from 0.
+    """
     bins = best_fit(tokens, np.full(tokens.size, cap))
     if bins is None:
         raise AssertionError("a unit is larger than the cap")
@@ -33,7 +38,8 @@ def open_bins(tokens: Ints, cap: int) -> Ints:
 def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -> tuple[Ints, Ints]:
     """Like :func:`open_bins` for every rank and bucket by itself; bins are numbered rank by rank.
 
-    Returns the bin of each unit and the bins of each rank, at least one (a rank without units runs a filler).
+    Returns the bin of each unit and the bins of each rank, at least one (a rank without units runs
+    a filler).
     """
     order = np.lexsort((-tokens, buckets, rank))
     parts = rank[order], buckets[order], tokens[order]
@@ -47,7 +53,9 @@ def open_bins_of_ranks(tokens: Ints, rank: Ints, buckets: Ints, budgets: Ints) -
 
 
 def _open_bins(rank: Ints, bucket: Ints, sizes: Ints, caps: Ints, counts: Ints) -> Ints:
-    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in ``counts``."""
+    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in
+    ``counts``.
+    """
     many = int(sizes.size)
     opened, most = [0] * int(caps.size), caps.tolist()
     room: list[int] = []  # of the bins of one rank and bucket: room x many + bin
@@ -69,9 +77,11 @@ def _open_bins(rank: Ints, bucket: Ints, sizes: Ints, caps: Ints, counts: Ints) 
 
 
 def best_fit(tokens: Ints, caps: Ints, *, share: float = 1.0) -> Ints | None:
-    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds no room.
+    """Bin of each unit by best-fit decreasing over bins of ``caps`` tokens, or None when one finds
+    no room.
 
-    ``share`` lowers the caps to that part of them; where all are equal a unit above it may still have a bin alone.
+    ``share`` lowers the caps to that part of them; where all are equal a unit above it may still
+    have a bin alone.
     """
     order = np.argsort(-tokens, kind="stable")
     chosen = _best_fit(tokens[order], caps, share)
@@ -93,8 +103,9 @@ def _best_fit(tokens: Ints, of_bins: Ints, share: float) -> Ints | None:
         return found if found[0] >= 0 else None
     sizes: list[int] = tokens.tolist()
     caps: list[int] = of_bins.tolist()
-    # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of one cap are only
-    # listed once they are opened; the last number is larger than all, and found when no bin has room.
+    # One number a bin, its room and then its index: numbers are found faster than pairs. Bins of
+    # one cap are only listed once they are opened; the last number is larger than all, and found
+    # when no bin has room.
     most = max(caps)
     whole, end = int(most * share), (most + 1) * many
     opened = many
@@ -124,9 +135,11 @@ def _best_fit(tokens: Ints, of_bins: Ints, share: float) -> Ints | None:
 
 
 def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
-    """:func:`best_fit` under caps lowered by bisection as far as it still finds room, so that bins fill evenly.
+    """:func:`best_fit` under caps lowered by bisection as far as it still finds room, so that bins
+    fill evenly.
 
-    Coffman, Garey and Johnson (1978), with best-fit for first-fit. Returns the dealt bins of the shortest path found.
+    Coffman, Garey and Johnson (1978), with best-fit for first-fit. Returns the dealt bins of the
+    shortest path found.
     """
     ranks = int(budgets.size)
     caps = np.tile(budgets, rows)
@@ -159,10 +172,11 @@ def multifit(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | Non
 
 
 def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) -> Ints | None:
-    """Bin of each unit, heaviest first, into the lightest bin with room, or None when one finds no room.
+    """Bin of each unit, heaviest first, into the lightest bin with room, or None when one finds no
+    room.
 
-    ``fills=False``: a cap limits each unit by itself instead of their sum (a rank with many micro-batches).
-    Bins without room wait in a heap of their own until a unit comes that they hold.
+    ``fills=False``: a cap limits each unit by itself instead of their sum (a rank with many
+    micro-batches). Bins without room wait in a heap of their own until a unit comes that they hold.
     """
     out = np.empty(tokens.size, np.int64)
     order = np.argsort(-cost, kind="stable")
@@ -196,13 +210,20 @@ def lightest_fit(cost: Floats, tokens: Ints, caps: Ints, *, fills: bool = True) 
 
 
 def tight(tokens: Ints, budgets: Ints, rows: int) -> bool:
-    """Whether caps leave so little room that the lightest bin would be full before the last units come."""
+    """Whether caps leave so little room that the lightest bin would be full before the last units
+    come.
+    """
     held, bins = int(tokens.sum()), rows * int(budgets.size)
-    return 2 * tokens.size > 3 * bins and (rows * int(budgets.sum()) - held) * tokens.size < TIGHT * held * bins
+    return (
+        2 * tokens.size > 3 * bins
+        and (rows * int(budgets.sum()) - held) * tokens.size < TIGHT * held * bins
+    )
 
 
 def path_of(load: Floats, ranks: int) -> float:
-    """The heaviest bin of each row of ``ranks``, summed from the first row on (``sum`` would go about it in pairs)."""
+    """The heaviest bin of each row of ``ranks``, summed from the first row on (``sum`` would go
+    about it in pairs).
+    """
     return float(np.cumsum(load.reshape(-1, ranks).max(1))[-1])
 
 
@@ -216,7 +237,9 @@ def path(bins: Ints, cost: Floats, rows: int, ranks: int) -> float:
 
 
 class ByCost(NamedTuple):
-    """Units by rising cost: what :func:`fill_rows` and exchanges begin with, for any number of rows."""
+    """Units by rising cost: what :func:`fill_rows` and exchanges begin with, for any number of
+    rows.
+    """
 
     order: Ints
     weights: Floats
@@ -231,15 +254,19 @@ class ByCost(NamedTuple):
         """Sort them."""
         order = np.argsort(cost, kind="stable")
         sizes = tokens[order]
-        return cls(order, cost[order], sizes, bool((sizes[1:] >= sizes[:-1]).all()), float(cost.sum()))
+        return cls(
+            order, cost[order], sizes, bool((sizes[1:] >= sizes[:-1]).all()), float(cost.sum())
+        )
 
 
 def fill_rows(by_cost: ByCost, budgets: Ints, rows: int) -> Ints | None:
-    """Bin of each unit over ``rows`` micro-batches of every rank, or None when the greedy finds no room.
+    """Bin of each unit over ``rows`` micro-batches of every rank, or None when the greedy finds no
+    room.
 
-    While the heaviest unit left weighs more than an even share of what is left, it sets the pace of its row: the next
-    heaviest stand beside it, and each bin is topped up with the largest units that keep cap and pace, so that the row
-    carries as much as the wait for its head allows. The rest is spread evenly and its bins are dealt out by weight.
+    While the heaviest unit left weighs more than an even share of what is left, it sets the pace of
+    its row: the next heaviest stand beside it, and each bin is topped up with the largest units
+    that keep cap and pace, so that the row carries as much as the wait for its head allows. The
+    rest is spread evenly and its bins are dealt out by weight.
     """
     order, weights, sizes, rising, left = by_cost
     compiled = loops("packing", int(order.size))
@@ -261,9 +288,17 @@ def fill_rows(by_cost: ByCost, budgets: Ints, rows: int) -> Ints | None:
 
 
 def _pace_rows(
-    heavy: list[float], large: list[int], ids: list[int], out: Ints, budgets: Ints, rows: int, left: float
+    heavy: list[float],
+    large: list[int],
+    ids: list[int],
+    out: Ints,
+    budgets: Ints,
+    rows: int,
+    left: float,
 ) -> int:
-    """Fill the rows that a head paces, into ``out``, and take their units from the lists. Returns how many rows."""
+    """Fill the rows that a head paces, into ``out``, and take their units from the lists. Returns
+    how many rows.
+    """
     caps, by_cap = budgets.tolist(), np.argsort(-budgets, kind="stable").tolist()
     ranks, row = len(caps), 0
     while ids and row < rows and heavy[-1] * (rows - row) * ranks > left:
@@ -288,7 +323,9 @@ def _pace_rows(
 
 
 def spread(cost: Floats, tokens: Ints, budgets: Ints, rows: int) -> Ints | None:
-    """Bins of equal weight as far as caps allow, heavy bins in the first row; None when there is no room."""
+    """Bins of equal weight as far as caps allow, heavy bins in the first row; None when there is no
+    room.
+    """
     if rows < 1:
         return None
     caps = np.tile(budgets, rows)
@@ -309,7 +346,8 @@ def _seats(bins: int, ranks: int) -> Ints:
 def deal(weight: Floats, budgets: Ints) -> Ints:
     """New number of each bin: among ranks of one budget the heaviest bins share a row.
 
-    ``weight`` [rows * ranks]. Every other row is dealt backwards, so that no rank gets the heavier bin each time.
+    ``weight`` [rows * ranks]. Every other row is dealt backwards, so that no rank gets the heavier
+    bin each time.
     """
     ranks = int(budgets.size)
     new = np.empty(weight.size, np.int64)

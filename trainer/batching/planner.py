@@ -1,4 +1,6 @@
-"""Lengths in, plan out: which rank computes which sequences in which micro-batch of one optimizer step."""
+"""Lengths in, plan out: which rank computes which sequences in which micro-batch of one optimizer
+step.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trainer.base.errors import UserError
 from trainer.batching import search
 from trainer.batching.bounds import Proof, prove
 from trainer.batching.buckets import assign_buckets
@@ -25,14 +28,15 @@ from trainer.batching.inputs import (
 )
 from trainer.batching.layout import Layout, per_rank
 from trainer.batching.units import Cargo
-from trainer.errors import UserError
 
 Sync = Literal["micro", "step"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One optimizer step, loaded. Lists are indexed [rank][k]; costs are in the units of the cost model."""
+    """One optimizer step, loaded. Lists are indexed [rank][k]; costs are in the units of the cost
+    model.
+    """
 
     micro_batches: list[list[Ints]]
     """Indices of the sequences of each micro-batch; an empty array is a zero-loss filler."""
@@ -45,7 +49,9 @@ class Plan:
     sync: Sync
     """Where ranks wait for each other: after every ``micro`` batch, or once a ``step``."""
     critical_path: float
-    """Predicted cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum (step)."""
+    """Predicted cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's
+    sum (step).
+    """
     critical_path_bound: float
     """What no plan can beat."""
     micro_batches_bound: int
@@ -57,7 +63,9 @@ class Plan:
     cost: CostModel
     """What it was weighed with."""
     padding: int = 0
-    """Tokens of padding computed on top; 0 unless sequences are padded to their micro-batch's longest."""
+    """Tokens of padding computed on top; 0 unless sequences are padded to their micro-batch's
+    longest.
+    """
     plan_ms: float = field(default=0.0, compare=False)
     """Time this plan took to make, in milliseconds."""
 
@@ -69,7 +77,8 @@ class Plan:
     def squares(self) -> list[list[float]]:
         """Sum over sequences of the squared length, [rank][k]: what attention is proportional to.
 
-        A shared prompt counts once, a response of R tokens behind P of prompt counts ``(P + R)**2 - P**2``.
+        A shared prompt counts once, a response of R tokens behind P of prompt counts ``(P + R)**2 -
+        P**2``.
         """
         layout = Layout.of(self.micro_batches)
         _, squares = layout.weigh(self.cargo, CostModel(0.0, 1.0))
@@ -77,14 +86,20 @@ class Plan:
 
     @property
     def efficiency(self) -> float:
-        """Share of the ranks' time that computes, 1 is perfect: total cost / (ranks x critical path)."""
+        """Share of the ranks' time that computes, 1 is perfect: total cost / (ranks x critical
+        path).
+        """
         total = sum(map(sum, self.costs))
         return total / (len(self.costs) * self.critical_path) if self.critical_path else 1.0
 
     @property
     def gap(self) -> float:
         """Critical path over its lower bound, less 1; 0 is proven best."""
-        return max(0.0, self.critical_path / self.critical_path_bound - 1.0) if self.critical_path_bound else 0.0
+        return (
+            max(0.0, self.critical_path / self.critical_path_bound - 1.0)
+            if self.critical_path_bound
+            else 0.0
+        )
 
     def metrics(self) -> dict[str, float]:
         """What one step logs under ``batch/``."""
@@ -120,16 +135,18 @@ def plan(
 ) -> Plan:
     """Load the sequences of one optimizer step onto ``ranks`` ranks.
 
-    ``lengths`` [sequences] are tokens of prompt and response together; ``budget`` is a hard cap on the tokens of a
-    micro-batch, one number or one per rank. ``sync="micro"`` (ZeRO-2/3, tensor or sequence parallel) gives every rank
-    the same number of micro-batches, with empty fillers where needed, and makes the sum over k of the slowest rank
-    small; ``"step"`` (ZeRO-0/1) makes the slowest rank's sum small. ``cost`` weighs sequences (tokens by default).
-    ``buckets`` are rising boundaries over prompt or total length; sequences of two buckets never share a micro-batch.
-    With ``share_prompts`` the prompt of a group counts once per micro-batch, in the cap and in the cost.
-    ``keep_groups`` keeps the sequences of a group in one micro-batch as long as the smallest budget holds them.
+    ``lengths`` [sequences] are tokens of prompt and response together; ``budget`` is a hard cap on
+    the tokens of a micro-batch, one number or one per rank. ``sync="micro"`` (ZeRO-2/3, tensor or
+    sequence parallel) gives every rank the same number of micro-batches, with empty fillers where
+    needed, and makes the sum over k of the slowest rank small; ``"step"`` (ZeRO-0/1) makes the
+    slowest rank's sum small. ``cost`` weighs sequences (tokens by default). ``buckets`` are rising
+    boundaries over prompt or total length; sequences of two buckets never share a micro-batch. With
+    ``share_prompts`` the prompt of a group counts once per micro-batch, in the cap and in the cost.
+    ``keep_groups`` keeps the sequences of a group in one micro-batch as long as the smallest budget
+    holds them.
 
-    Every sequence is planned exactly once, heavy micro-batches first, and equal inputs give equal plans.
-    Raises :class:`trainer.errors.UserError` on inputs that no plan can satisfy.
+    Every sequence is planned exactly once, heavy micro-batches first, and equal inputs give equal
+    plans. Raises :class:`trainer.base.errors.UserError` on inputs that no plan can satisfy.
     """
     began = perf_counter()
     if sync not in ("micro", "step"):
@@ -138,7 +155,9 @@ def plan(
     sizes = check_lengths(lengths)
     budgets = check_budgets(budget, ranks)
     check_fits(sizes, budgets)
-    cargo = make_cargo(sizes, groups, prompt_lengths, buckets, bucket_by, keep_groups, share_prompts)
+    cargo = make_cargo(
+        sizes, groups, prompt_lengths, buckets, bucket_by, keep_groups, share_prompts
+    )
     proof = prove(cargo, model, budgets, sync)
     layout = search.search(cargo, model, budgets, sync, proof, keep_groups=keep_groups)
     ordered = layout.ordered(cargo, model, together=sync == "micro")
@@ -169,20 +188,40 @@ def make_cargo(
         if bucket_by not in ("prompt", "total"):
             raise UserError(f"bucket_by={bucket_by!r}: write 'prompt' or 'total'")
         if bucket_by == "prompt" and prompts is None:
-            raise UserError(f"{BOUNDARY_KEYS} by prompt need prompt_lengths; pass them, or set bucket_by=total")
-        which = assign_buckets(sizes if prompts is None or bucket_by == "total" else prompts, boundaries)
+            raise UserError(
+                f"{BOUNDARY_KEYS} by prompt need prompt_lengths; pass them, or set bucket_by=total"
+            )
+        which = assign_buckets(
+            sizes if prompts is None or bucket_by == "total" else prompts, boundaries
+        )
     shared = share_prompts and prompts is not None
-    return Cargo(sizes, prompts if shared and prompts is not None else np.zeros(n, np.int64), grouped, which, shared)
+    return Cargo(
+        sizes,
+        prompts if shared and prompts is not None else np.zeros(n, np.int64),
+        grouped,
+        which,
+        shared,
+    )
 
 
 def weigh_plan(
-    cargo: Cargo, cost: CostModel, budgets: Ints, sync: Sync, layout: Layout, began: float, proof: Proof
+    cargo: Cargo,
+    cost: CostModel,
+    budgets: Ints,
+    sync: Sync,
+    layout: Layout,
+    began: float,
+    proof: Proof,
 ) -> Plan:
-    """The plan of a given layout: weigh it, check the cap and state the bounds. ``began``: of perf_counter."""
+    """The plan of a given layout: weigh it, check the cap and state the bounds. ``began``: of
+    perf_counter.
+    """
     tokens, weights = layout.weigh(cargo, cost)
     caps = np.repeat(budgets, layout.counts)
     if (tokens > caps).any():
-        raise AssertionError(f"a micro-batch holds {int(tokens[tokens > caps][0])} tokens, over its cap")
+        raise AssertionError(
+            f"a micro-batch holds {int(tokens[tokens > caps][0])} tokens, over its cap"
+        )
     if sync == "step":
         rank = np.repeat(np.arange(layout.counts.size), layout.counts)
         path = float(np.bincount(rank, weights + cost.overhead).max())

@@ -1,4 +1,6 @@
-"""After an out-of-memory error: the rest of the step under a lower budget. Pure; every rank computes the same."""
+"""After an out-of-memory error: the rest of the step under a lower budget. Pure; every rank
+computes the same.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from trainer.batching.planner import Plan, weigh_plan
 from trainer.batching.units import pieces, singles, subset
 
 
-def after_out_of_memory(plan: Plan, k: int, ranks: Collection[int], *, key: str = BUDGET_KEYS) -> Plan:
+def after_out_of_memory(
+    plan: Plan, k: int, ranks: Collection[int], *, key: str = BUDGET_KEYS
+) -> Plan:
     """The plan that goes on from micro-batch ``k``, which ran out of memory on ``ranks``.
 
-    Micro-batches before ``k`` stay as they are: they are done. From ``k`` on, each failed rank's micro-batches are
-    split to its lowered budget. When every micro-batch synchronises, the other ranks run zero-loss fillers beside the
-    extra parts, so the count stays equal everywhere; else only the failed ranks change. The returned plan carries the
-    new budgets, for the steps to come. Raises :class:`~trainer.errors.UserError` when the failed micro-batch is
-    one sequence that nothing can split.
+    Micro-batches before ``k`` stay as they are: they are done. From ``k`` on, each failed rank's
+    micro-batches are split to its lowered budget. When every micro-batch synchronises, the other
+    ranks run zero-loss fillers beside the extra parts, so the count stays equal everywhere; else
+    only the failed ranks change. The returned plan carries the new budgets, for the steps to come.
+    Raises :class:`~trainer.base.errors.UserError` when the failed micro-batch is one sequence that
+    nothing can split.
     """
     began = perf_counter()
     budgets = plan.budgets.copy()
@@ -33,13 +38,23 @@ def after_out_of_memory(plan: Plan, k: int, ranks: Collection[int], *, key: str 
     for r in ranks:
         failed = plan.micro_batches[r][k]
         if failed.size == 0:
-            raise ValueError(f"rank {r} ran out of memory on micro-batch {k}, which is an empty filler")
-        limits[r] = lowered_budget(plan.tokens[r][k], int(plan.cargo.lengths[failed].max()), key=key)
-        # A longer sequence that waits on this rank keeps the budget up; the failed micro-batch is split all the same.
-        budgets[r] = max(limits[r], *(int(plan.cargo.lengths[mb].max(initial=0)) for mb in plan.micro_batches[r][k:]))
+            raise ValueError(
+                f"rank {r} ran out of memory on micro-batch {k}, which is an empty filler"
+            )
+        limits[r] = lowered_budget(
+            plan.tokens[r][k], int(plan.cargo.lengths[failed].max()), key=key
+        )
+        # A longer sequence that waits on this rank keeps the budget up; the failed micro-batch is
+        # split all the same.
+        budgets[r] = max(
+            limits[r],
+            *(int(plan.cargo.lengths[mb].max(initial=0)) for mb in plan.micro_batches[r][k:]),
+        )
     parts = [
         [
-            [mb] if i < k or r not in limits else split(plan, mb, limits[r] if i == k else int(budgets[r]))
+            [mb]
+            if i < k or r not in limits
+            else split(plan, mb, limits[r] if i == k else int(budgets[r]))
             for i, mb in enumerate(rank)
         ]
         for r, rank in enumerate(plan.micro_batches)
@@ -48,7 +63,11 @@ def after_out_of_memory(plan: Plan, k: int, ranks: Collection[int], *, key: str 
         empty = np.zeros(0, np.int64)
         widths = [max(len(p) for p in row) for row in zip(*parts, strict=True)]
         layout = [
-            [mb for p, width in zip(rank, widths, strict=True) for mb in p + [empty] * (width - len(p))]
+            [
+                mb
+                for p, width in zip(rank, widths, strict=True)
+                for mb in p + [empty] * (width - len(p))
+            ]
             for rank in parts
         ]
     else:
@@ -64,7 +83,11 @@ def split(plan: Plan, micro_batch: Ints, budget: int) -> list[Ints]:
     cargo = subset(plan.cargo, micro_batch)
     if not micro_batch.size:
         return [micro_batch]
-    units = pieces(cargo, plan.cost, micro_batch.size, budget) if cargo.shared else singles(cargo, plan.cost)
+    units = (
+        pieces(cargo, plan.cost, micro_batch.size, budget)
+        if cargo.shared
+        else singles(cargo, plan.cost)
+    )
     bins = np.empty(micro_batch.size, np.int64)
     bins[units.members] = np.repeat(open_bins(units.tokens, budget), np.diff(units.starts))
     return [micro_batch[bins == b] for b in range(int(bins.max()) + 1)]

@@ -1,7 +1,8 @@
-"""Refinement: swaps and moves between micro-batches that shorten the critical path, under the same hard caps.
+"""Refinement: swaps and moves between micro-batches that shorten the critical path, under the same
+hard caps.
 
-Plain lists and bisection: micro-batches hold few units, where one numpy call costs more than a whole search here.
-Deterministic: the work is bounded by counts, never by the clock.
+Plain lists and bisection: micro-batches hold few units, where one numpy call costs more than a
+whole search here. Deterministic: the work is bounded by counts, never by the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from trainer.batching.packing import deal
 NEAR = 0.05
 """A swap that misses the wanted gain by no more than this share of it is taken at once."""
 GOOD = 0.5
-"""A swap that wins this share of what the best partner could allow is taken without asking the next partner."""
+"""A swap that wins this share of what the best partner could allow is taken without asking the next
+partner.
+"""
 FAR = 2
 """Bins of other rows that are asked to take load, in multiples of the ranks."""
 LOOK = 8
@@ -32,7 +35,9 @@ Swap = tuple[float, int, int]
 
 
 def total(values: Iterable[float]) -> float:
-    """Sum from left to right, as compiled loops add: ``sum`` carries what is rounded off since Python 3.12."""
+    """Sum from left to right, as compiled loops add: ``sum`` carries what is rounded off since
+    Python 3.12.
+    """
     out = 0.0
     for value in values:
         out += value
@@ -40,11 +45,13 @@ def total(values: Iterable[float]) -> float:
 
 
 class Refiner:
-    """Bins of units with their loads, arranged in rows of ``ranks`` bins; a row costs what its heaviest bin costs.
+    """Bins of units with their loads, arranged in rows of ``ranks`` bins; a row costs what its
+    heaviest bin costs.
 
-    Bins are numbered ``row * ranks + rank``. ``fills``: caps limit the sum of a bin's tokens; else each unit by itself.
-    ``moves``: units may change bins alone; else they only change places, which keeps counts as they are. Stops when
-    ``work`` units were looked at, or the critical path is at most ``enough``.
+    Bins are numbered ``row * ranks + rank``. ``fills``: caps limit the sum of a bin's tokens; else
+    each unit by itself. ``moves``: units may change bins alone; else they only change places, which
+    keeps counts as they are. Stops when ``work`` units were looked at, or the critical path is at
+    most ``enough``.
     """
 
     def __init__(
@@ -67,8 +74,9 @@ class Refiner:
         order = np.lexsort((cost, bins))
         weights, units = cost[order].tolist(), order.tolist()
         ends = [0, *np.bincount(bins, minlength=count).cumsum().tolist()]
-        # Each bin, light to heavy, between guards that stop every search; where units may move alone, nothing (a unit
-        # that weighs 0 and never leaves) stands first: moving is swapping with nothing.
+        # Each bin, light to heavy, between guards that stop every search; where units may move
+        # alone, nothing (a unit that weighs 0 and never leaves) stands first: moving is swapping
+        # with nothing.
         low, none = ([-inf, 0.0], [-1, self.units]) if moves else ([-inf], [-1])
         self.first = len(low)
         self.weights = [[*low, *weights[a:b], inf] for a, b in pairwise(ends)]
@@ -81,7 +89,8 @@ class Refiner:
         self.room: list[int] = room.tolist()
         self.fills = int(fills)
         by_cost = np.argsort(cost, kind="stable")
-        # A lighter unit is a smaller one: then what is too large for a bin is found by bisection, too.
+        # A lighter unit is a smaller one: then what is too large for a bin is found by bisection,
+        # too.
         self.sorted = bool(fills) and bool((tokens[by_cost][1:] >= tokens[by_cost][:-1]).all())
         mixed = bool(buckets.size) and int(buckets.min()) != int(buckets.max())
         self.buckets: list[int] | None = buckets.tolist() if mixed else None
@@ -93,15 +102,21 @@ class Refiner:
         """Bin of each unit."""
         out = np.empty(self.units, np.int64)
         sizes = [len(held) - self.first - 1 for held in self.held]
-        out[[u for held in self.held for u in held[self.first : -1]]] = np.repeat(np.arange(len(sizes)), sizes)
+        out[[u for held in self.held for u in held[self.first : -1]]] = np.repeat(
+            np.arange(len(sizes)), sizes
+        )
         return out
 
     def path(self) -> float:
         """The critical path: the heaviest bin of each row, summed."""
-        return total(max(self.load[at : at + self.ranks]) for at in range(0, len(self.load), self.ranks))
+        return total(
+            max(self.load[at : at + self.ranks]) for at in range(0, len(self.load), self.ranks)
+        )
 
     def alike(self) -> None:
-        """Change the places of whole bins so that those of like weight share a row, which never lengthens the path."""
+        """Change the places of whole bins so that those of like weight share a row, which never
+        lengthens the path.
+        """
         if self.rows == 1:
             return
         new = deal(np.array(self.load), self.budgets).tolist()
@@ -110,7 +125,9 @@ class Refiner:
         self.load, self.room = [self.load[b] for b in order], [self.room[b] for b in order]
 
     def level(self, passes: int) -> None:
-        """Swap between the i-th heaviest and the i-th lightest bin of each row, then with the next in turn."""
+        """Swap between the i-th heaviest and the i-th lightest bin of each row, then with the next
+        in turn.
+        """
         load, ranks, half = self.load, self.ranks, self.ranks // 2
         idle = 0
         for turn in range(passes):
@@ -135,11 +152,15 @@ class Refiner:
                 return
 
     def run(self) -> None:
-        """Exchange while it helps, always for the row that waits most: inside it first, then with other rows."""
+        """Exchange while it helps, always for the row that waits most: inside it first, then with
+        other rows.
+        """
         ranks, load = self.ranks, self.load
         pace = [max(load[at : at + ranks]) for at in range(0, len(load), ranks)]
         even = [total(load[at : at + ranks]) / ranks for at in range(0, len(load), ranks)]
-        urge = [p - e for p, e in zip(pace, even, strict=True)]  # what levelling a row can win; 0 when nothing helps
+        urge = [
+            p - e for p, e in zip(pace, even, strict=True)
+        ]  # what levelling a row can win; 0 when nothing helps
         inside = [True] * self.rows
         spare, stale = total(urge), self.rows
         while self.work > 0:
@@ -197,7 +218,9 @@ class Refiner:
         self.work -= wait.size // 16
 
     def _across(self, heavy: int, row: int, pace: list[float]) -> int:
-        """Move load from ``heavy`` to where another row waits anyway; the bin that takes it, or -1."""
+        """Move load from ``heavy`` to where another row waits anyway; the bin that takes it, or
+        -1.
+        """
         load, ranks = self.load, self.ranks
         first, last = row * ranks, (row + 1) * ranks
         need = load[heavy] - sorted(load[first:last])[-2] if ranks > 1 else load[heavy]
@@ -217,15 +240,25 @@ class Refiner:
         return partner
 
     def _search(self, heavy: int, light: int, low: float, high: float, least: float) -> Swap | None:
-        """The swap whose gain (what ``heavy`` loses and ``light`` gets) comes nearest to ``low`` .. ``high``.
+        """The swap whose gain (what ``heavy`` loses and ``light`` gets) comes nearest to ``low`` ..
+        ``high``.
 
         It wins ``low`` less what it misses. None when no allowed swap wins more than ``least``.
         """
         own, theirs = self.held[heavy], self.held[light]
         first = self.first
-        if self.buckets is not None and len(theirs) > first + 1 and self.buckets[own[-2]] != self.buckets[theirs[-2]]:
+        if (
+            self.buckets is not None
+            and len(theirs) > first + 1
+            and self.buckets[own[-2]] != self.buckets[theirs[-2]]
+        ):
             return None  # all units of a bin are of one bucket; an empty bin takes any
-        mine, their, tokens, fills = self.weights[heavy], self.weights[light], self.tokens, self.fills
+        mine, their, tokens, fills = (
+            self.weights[heavy],
+            self.weights[light],
+            self.tokens,
+            self.fills,
+        )
         room, room_heavy = self.room[light], self.room[heavy]
         miss, near = low - least, NEAR * low
         place: tuple[int, int] | None = None

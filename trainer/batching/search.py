@@ -18,7 +18,9 @@ from trainer.batching.units import Cargo, Units, pieces, singles, stowages
 ROW_WORTH = 2e-3
 """One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
 TIGHT = 0.93
-"""Only micro-batches as full as this on average can be so cramped by their caps that one more of them helps."""
+"""Only micro-batches as full as this on average can be so cramped by their caps that one more of
+them helps.
+"""
 GOAL = 5e-5
 """Refinement stops this close to what no plan can beat."""
 WORK_PER_UNIT, LEAST_WORK, MOST_WORK = 10, 2560, 32_768
@@ -28,14 +30,19 @@ ROUNDS = 3
 PASSES = 4
 """Passes of levelling in each round."""
 FINALISTS, FINALIST_WORK = 3, 0.5
-"""Ways of cutting groups that are refined, each with this share of the work; the others are judged by their greedy
-layout."""
+"""Ways of cutting groups that are refined, each with this share of the work; the others are judged
+by their greedy layout.
+"""
 BEHIND = {"micro": 0.05, "step": 0.2}
 """Share by which a way's greedy layout may be behind the best refined one to be refined, too."""
 
 
-def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool) -> Layout:
-    """A layout of ``cargo`` under ``budgets`` for the regime ``sync``. ``proof`` says when to stop."""
+def search(
+    cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool
+) -> Layout:
+    """A layout of ``cargo`` under ``budgets`` for the regime ``sync``. ``proof`` says when to
+    stop.
+    """
     if not cargo.lengths.size:
         return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
     if cargo.shared and not keep_groups:
@@ -49,7 +56,8 @@ def search(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof
 
 
 def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof) -> Layout:
-    """The best layout over ways of cutting groups with shared prompts; the most promising ways are refined.
+    """The best layout over ways of cutting groups with shared prompts; the most promising ways are
+    refined.
 
     A way whose pieces cost more than the best path found, even if perfectly level, is left out.
     """
@@ -66,7 +74,12 @@ def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: 
     for behind, _, units, greedy in sorted(found)[:FINALISTS]:
         limit = (1.0 + BEHIND[sync]) * best[0] if best else np.inf
         if best is None or (behind < limit and least_path(units, budgets, proof) < best[0]):
-            layout = place(units, refine(units, greedy, budgets, sync, proof, share=FINALIST_WORK), budgets, sync)
+            layout = place(
+                units,
+                refine(units, greedy, budgets, sync, proof, share=FINALIST_WORK),
+                budgets,
+                sync,
+            )
             path = critical_path(layout, cargo, cost, sync)
             if best is None or path < best[0]:
                 best = (path, layout)
@@ -75,14 +88,18 @@ def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: 
 
 
 class Start(NamedTuple):
-    """Bins of units. ``rows`` micro-batches of each rank (bin = row * ranks + rank), or 0 where bins are ranks."""
+    """Bins of units. ``rows`` micro-batches of each rank (bin = row * ranks + rank), or 0 where
+    bins are ranks.
+    """
 
     bins: Ints
     rows: int
 
 
 def start(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof) -> Start:
-    """A greedy layout: of ranks where they meet once a step, else of rows, as many as give the shortest path."""
+    """A greedy layout: of ranks where they meet once a step, else of rows, as many as give the
+    shortest path.
+    """
     if sync == "step":
         rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
         if rank is None:
@@ -98,7 +115,9 @@ def start(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof)
     return best[1]
 
 
-def refine(units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, *, share: float = 1.0) -> Start:
+def refine(
+    units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, *, share: float = 1.0
+) -> Start:
     """The layout after exchanges, within ``share`` of the work that a plan may take."""
     least = least_path(units, budgets, proof)
     if sync == "step":
@@ -132,10 +151,14 @@ def refine(units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, 
 
 
 def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
-    """The layout of sequences. Under ``sync="step"`` ranks get as few micro-batches as best-fit needs."""
+    """The layout of sequences. Under ``sync="step"`` ranks get as few micro-batches as best-fit
+    needs.
+    """
     ranks = int(budgets.size)
     if sync == "step":
-        of_unit, counts = packing.open_bins_of_ranks(units.tokens, found.bins, units.buckets, budgets)
+        of_unit, counts = packing.open_bins_of_ranks(
+            units.tokens, found.bins, units.buckets, budgets
+        )
     else:
         of_unit = (found.bins % ranks) * found.rows + found.bins // ranks
         counts = np.full(ranks, found.rows)
@@ -143,7 +166,9 @@ def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
 
 
 def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
-    """Cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum (step)."""
+    """Cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum
+    (step).
+    """
     weight = layout.costs(cargo, cost) + cost.overhead
     if sync == "micro":
         return float(weight.reshape(layout.counts.size, -1).max(0).sum())
@@ -164,7 +189,9 @@ def improve(
     share: float = 1.0,
     by_cost: packing.ByCost | None = None,
 ) -> Ints:
-    """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or the work is done."""
+    """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or
+    the work is done.
+    """
     if packing.path(bins, cost, rows, int(budgets.size)) <= enough:
         return bins
     work = int(share * min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK))
@@ -174,10 +201,21 @@ def improve(
         mixed = int(buckets.min()) != int(buckets.max())
         rules = np.array([2 if moves else 1, fills, fills and sorted_.rising, mixed], np.int64)
         better: Ints = compiled.improve(
-            bins, sorted_.order, cost, tokens, buckets, budgets, rows, enough, np.array([work]), rules
+            bins,
+            sorted_.order,
+            cost,
+            tokens,
+            buckets,
+            budgets,
+            rows,
+            enough,
+            np.array([work]),
+            rules,
         )
         return better
-    refiner = Refiner(bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves)
+    refiner = Refiner(
+        bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves
+    )
     path = np.inf
     for _ in range(ROUNDS):
         before = path
@@ -193,7 +231,9 @@ def improve(
 
 
 def least_path(units: Units, budgets: Ints, proof: Proof) -> float:
-    """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is cut."""
+    """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is
+    cut.
+    """
     return max(proof.path, units.weight / budgets.size)
 
 
@@ -207,7 +247,9 @@ def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int
     enough = (1.0 + 2.0 * ROW_WORTH) * units.weight / ranks
     if least * ranks == room and packing.tight(units.tokens, budgets, fewest):
         # What best-fit needs in the end; below it attempt after attempt would fail.
-        fewest = max(fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks))
+        fewest = max(
+            fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks)
+        )
     for rows in count(fewest):
         bins = packing.fill_rows(units.by_cost, budgets, rows)
         if bins is not None:
@@ -225,7 +267,9 @@ def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int
 
 
 def bucketed(units: Units, budgets: Ints) -> tuple[Ints, int]:
-    """Rows whose bins hold one bucket each; buckets are laid out one by one and their bins dealt out together."""
+    """Rows whose bins hold one bucket each; buckets are laid out one by one and their bins dealt
+    out together.
+    """
     ranks = int(budgets.size)
     names = np.unique(units.buckets)
     parts = [np.flatnonzero(units.buckets == name) for name in names]
@@ -236,7 +280,10 @@ def bucketed(units: Units, budgets: Ints) -> tuple[Ints, int]:
     rows = -(-sum(needs) // ranks)
     weight = [float(units.cost[p].sum()) for p in parts]
     for _ in range(rows * ranks - sum(needs)):
-        heaviest = max(range(len(parts)), key=lambda b: weight[b] / needs[b] if needs[b] < parts[b].size else -1.0)
+        heaviest = max(
+            range(len(parts)),
+            key=lambda b: weight[b] / needs[b] if needs[b] < parts[b].size else -1.0,
+        )
         needs[heaviest] += 1
     bins = np.empty(len(units), np.int64)
     first = 0

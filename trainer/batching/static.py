@@ -1,4 +1,6 @@
-"""The baseline that token budgets are held to: a fixed number of sequences per micro-batch, padded to its longest."""
+"""The baseline that token budgets are held to: a fixed number of sequences per micro-batch, padded
+to its longest.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,28 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trainer.base.errors import UserError
 from trainer.batching.cost import TOKENS, CostModel, Ints
 from trainer.batching.inputs import check_lengths
 from trainer.batching.planner import Plan, make_cargo
-from trainer.errors import UserError
 
 
-def static_plan(lengths: ArrayLike, micro_size: int, ranks: int, *, cost: CostModel | None = None) -> Plan:
-    """Deal sequences to ``ranks`` in the order given and cut each rank's into micro-batches of ``micro_size``.
+def static_plan(
+    lengths: ArrayLike, micro_size: int, ranks: int, *, cost: CostModel | None = None
+) -> Plan:
+    """Deal sequences to ``ranks`` in the order given and cut each rank's into micro-batches of
+    ``micro_size``.
 
-    ``Plan.tokens`` are real tokens; ``Plan.padding`` is what the padding to each micro-batch's longest adds, and costs
-    are those of the padded rows. Every rank runs equally many micro-batches.
+    ``Plan.tokens`` are real tokens; ``Plan.padding`` is what the padding to each micro-batch's
+    longest adds, and costs are those of the padded rows. Every rank runs equally many
+    micro-batches.
     """
     began = perf_counter()
     sizes = check_lengths(lengths)
     if micro_size < 1:
-        raise UserError(f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro_size}: write 1 or more")
+        raise UserError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro_size}: write 1 or more"
+        )
     model = cost or TOKENS
     most = -(-len(sizes) // ranks)
     count = max(1, -(-most // micro_size))
@@ -32,7 +40,10 @@ def static_plan(lengths: ArrayLike, micro_size: int, ranks: int, *, cost: CostMo
         micro.append([mine[k * micro_size : (k + 1) * micro_size] for k in range(count)])
     padded = [[int(sizes[m].max()) * m.size if m.size else 0 for m in rank] for rank in micro]
     tokens = [[int(sizes[m].sum()) for m in rank] for rank in micro]
-    costs = [[float(model([sizes[m].max()])[0]) * m.size if m.size else 0.0 for m in rank] for rank in micro]
+    costs = [
+        [float(model([sizes[m].max()])[0]) * m.size if m.size else 0.0 for m in rank]
+        for rank in micro
+    ]
     return Plan(
         micro_batches=micro,
         tokens=tokens,

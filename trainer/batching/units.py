@@ -1,4 +1,6 @@
-"""Units: what the planner moves as one piece. A sequence, or several sequences of one group around one prompt."""
+"""Units: what the planner moves as one piece. A sequence, or several sequences of one group around
+one prompt.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ from trainer.batching.fast import loops
 from trainer.batching.packing import ByCost
 
 SPLIT = 0.25
-"""Share of the cost whose groups are split into single sequences by the mixed way of :func:`stowages`."""
+"""Share of the cost whose groups are split into single sequences by the mixed way of
+:func:`stowages`.
+"""
 
 
 class Stacked(NamedTuple):
-    """Sequences of each group and bucket side by side, longest first. All arrays are [sequences]."""
+    """Sequences of each group and bucket side by side, longest first. All arrays are
+    [sequences].
+    """
 
     order: Ints
     opens: NDArray[np.bool_]
@@ -44,8 +50,12 @@ class Cargo:
     shared: bool
     """Whether a group's prompt counts once per micro-batch."""
     # What was asked for last, for it is asked for again and again.
-    _own: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _prompts: list[tuple[CostModel, Floats]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _own: list[tuple[CostModel, Floats]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    _prompts: list[tuple[CostModel, Floats]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def own_tokens(self) -> Ints:
@@ -123,7 +133,13 @@ class Units:
 
 def subset(cargo: Cargo, which: Ints) -> Cargo:
     """The sequences ``which`` of ``cargo``, in that order."""
-    return Cargo(cargo.lengths[which], cargo.prompts[which], cargo.groups[which], cargo.buckets[which], cargo.shared)
+    return Cargo(
+        cargo.lengths[which],
+        cargo.prompts[which],
+        cargo.groups[which],
+        cargo.buckets[which],
+        cargo.shared,
+    )
 
 
 def singles(cargo: Cargo, cost: CostModel) -> Units:
@@ -133,11 +149,13 @@ def singles(cargo: Cargo, cost: CostModel) -> Units:
 
 
 def pieces(cargo: Cargo, cost: CostModel, sizes: int | Ints, cap: int) -> Units:
-    """Units of at most ``sizes`` sequences of one group and bucket, none of more than ``cap`` tokens.
+    """Units of at most ``sizes`` sequences of one group and bucket, none of more than ``cap``
+    tokens.
 
     ``sizes`` is one number, or one per group.
 
-    Within a group sequences are taken longest first, so that the pieces of a group are alike inside.
+    Within a group sequences are taken longest first, so that the pieces of a group are alike
+    inside.
     """
     order, opens, own, prompts, groups, buckets = cargo.stacked
     count_of = sizes[groups] if isinstance(sizes, np.ndarray) else np.full(own.size, sizes)
@@ -151,7 +169,9 @@ def pieces(cargo: Cargo, cost: CostModel, sizes: int | Ints, cap: int) -> Units:
 
 
 def _cuts(opens: NDArray[np.bool_], own: Ints, prompts: Ints, most: Ints, cap: int) -> Ints:
-    """Where pieces start: where one ``opens``, or the last is full by count or tokens. ``prompts``: 0 if not shared."""
+    """Where pieces start: where one ``opens``, or the last is full by count or tokens. ``prompts``:
+    0 if not shared.
+    """
     compiled = loops("packing", int(own.size))
     if compiled is not None:
         found: Ints = compiled.cuts(opens, own, prompts, most, cap)
@@ -171,8 +191,9 @@ def _cuts(opens: NDArray[np.bool_], own: Ints, prompts: Ints, most: Ints, cap: i
 def stowages(cargo: Cargo, cost: CostModel, cap: int) -> list[Units]:
     """Ways to cut groups with shared prompts into units, coarse to fine.
 
-    Whole groups save most; pieces level better, and the best is in between. One way splits only some groups, those
-    whose prompts cost least to compute again, so that small units are at hand to level the rest.
+    Whole groups save most; pieces level better, and the best is in between. One way splits only
+    some groups, those whose prompts cost least to compute again, so that small units are at hand to
+    level the rest.
     """
     count = np.bincount(cargo.groups)
     largest = int(count.max())

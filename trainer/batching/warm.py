@@ -9,11 +9,20 @@ from trainer.batching.planner import plan
 
 
 def warm_up(sequences: int) -> None:
-    """Load what plans of so many sequences run on: a second, half a minute on a machine that never planned."""
+    """Load what plans of so many sequences run on: a second, half a minute on a machine that never
+    planned.
+    """
     if sequences < FROM:
         return
     lengths = np.random.default_rng(0).integers(50, 600, 4 * FROM)
     groups = np.repeat(np.arange(lengths.size // 2), 2)
     for budget, sync in ((600, "micro"), (1200, "step")):
         plan(lengths, budget, 4, sync)  # type: ignore[arg-type]
-        plan(lengths + 50, 2 * budget, 4, groups=groups, prompt_lengths=np.full(lengths.size, 50), share_prompts=True)
+        plan(
+            lengths + 50,
+            2 * budget,
+            4,
+            groups=groups,
+            prompt_lengths=np.full(lengths.size, 50),
+            share_prompts=True,
+        )

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be lost: snapshot, writer process, commit, restore, retention.
 
-The names below load torch on first use; ``policy``, ``manifest``, ``commit`` and ``writer`` need none.
+The names below load torch on first use; ``policy``, ``manifest``, ``commit`` and ``writer`` need
+none.
 """
 
 from __future__ import annotations

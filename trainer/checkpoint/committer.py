@@ -1,4 +1,6 @@
-"""The thread that brings a save from host memory to a committed checkpoint: write, meet the others, publish, retain."""
+"""The thread that brings a save from host memory to a committed checkpoint: write, meet the others,
+publish, retain.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import commit, policy
-from trainer.checkpoint import manifest as manifests
-from trainer.checkpoint.commit import temp_dir
-from trainer.checkpoint.disk import Disk
-from trainer.checkpoint.filling import Filled
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.manifest import Damaged, Manifest
-from trainer.checkpoint.meeting import Meeting, OutOfTime
-from trainer.checkpoint.mirror import Mirror
-from trainer.checkpoint.numbers import Numbers
-from trainer.checkpoint.pace import Pace
+from trainer.base.errors import UserError
+from trainer.checkpoint.metrics import Numbers
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.checkpoint.snapshot import Plan
-from trainer.checkpoint.writing import WriteFailed, WriterClient
-from trainer.errors import UserError
+from trainer.checkpoint.snapshot.planner import Plan
+from trainer.checkpoint.store import commit
+from trainer.checkpoint.store import manifest as manifests
+from trainer.checkpoint.store import retention as policy
+from trainer.checkpoint.store.commit import temp_dir
+from trainer.checkpoint.store.commit_store import Meeting, OutOfTime
+from trainer.checkpoint.store.disk import Disk
+from trainer.checkpoint.store.lease import Lease
+from trainer.checkpoint.store.manifest import Damaged, Manifest
+from trainer.checkpoint.store.mirror import Mirror
+from trainer.checkpoint.writer.client import WriteFailed, WriterClient
+from trainer.checkpoint.writer.pace import Pace
+from trainer.checkpoint.writer.progress import Filled
 
 
 @dataclass
@@ -47,17 +50,31 @@ class Save:
 
 
 class Committer:
-    """Takes saves in turn. No error leaves it: each is told to ``numbers``, and the next save is tried."""
+    """Takes saves in turn. No error leaves it: each is told to ``numbers``, and the next save is
+    tried.
+    """
 
     def __init__(
-        self, root: Path, settings: CheckpointSettings, disk: Disk, *, writer: WriterClient, meeting: Meeting,
-        numbers: Numbers, fence: str, slots: int, lease: Lease | None, mirror: Mirror | None,
-    ) -> None:  # fmt: skip
+        self,
+        root: Path,
+        settings: CheckpointSettings,
+        disk: Disk,
+        *,
+        writer: WriterClient,
+        meeting: Meeting,
+        numbers: Numbers,
+        fence: str,
+        slots: int,
+        lease: Lease | None,
+        mirror: Mirror | None,
+    ) -> None:
         self.root, self._settings, self._disk, self._fence = root, settings, disk, fence
         self._writer, self._meeting, self._numbers = writer, meeting, numbers
         self._lease, self._mirror = lease, mirror
         self._slots, self._free = slots, set(range(slots))
-        self.pace = Pace(settings.write_share, longest_s=settings.timeout_s / 4)  # far from what counts as a dead disk
+        self.pace = Pace(
+            settings.write_share, longest_s=settings.timeout_s / 4
+        )  # far from what counts as a dead disk
         """Of the writer: ``hurry`` when somebody waits for a save."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[Save | None] = queue.Queue()
@@ -78,7 +95,9 @@ class Committer:
         return self.in_flight < self._slots
 
     def take_slot(self) -> int:
-        """A free host buffer, the first one where it is free, given back when its save has ended."""
+        """A free host buffer, the first one where it is free, given back when its save has
+        ended.
+        """
         with self._lock:
             slot = min(self._free)
             self._free.remove(slot)
@@ -99,7 +118,9 @@ class Committer:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Let what was begun end, at most ``timeout_s``, then give it up. False: a disk still holds the thread."""
+        """Let what was begun end, at most ``timeout_s``, then give it up. False: a disk still holds
+        the thread.
+        """
         self._queue.put(None)
         self.pace.hurry()
         self._thread.join(timeout_s)
@@ -112,11 +133,14 @@ class Committer:
             try:
                 save.committed = self._commit(save)
             except Exception as error:
-                self._numbers.fail(f"checkpoint of step {save.step} failed: {type(error).__name__}: {error}")
+                self._numbers.fail(
+                    f"checkpoint of step {save.step} failed: {type(error).__name__}: {error}"
+                )
             finally:
                 with self._lock:
                     self._free.add(save.slot)
-            # The buffer is free and the other ranks know: a slow upload to the mirror holds up neither.
+            # The buffer is free and the other ranks know: a slow upload to the mirror holds up
+            # neither.
             if save.committed and self._meeting.rank == 0:
                 self._after_commit(save.manifest)
             save.done.set()
@@ -124,17 +148,22 @@ class Committer:
                 self.pace.ease()
 
     def _commit(self, save: Save) -> bool:
-        """Write this rank's files, meet the others, and on rank 0 publish. False: failed and told."""
+        """Write this rank's files, meet the others, and on rank 0 publish. False: failed and
+        told.
+        """
         save.filled.beyond(0)
         began = time.perf_counter()
         try:
             message: dict[str, Any] = {"records": self._write(save)}
         except WriteFailed as error:
             message = {"error": f"rank {self._meeting.rank}: {error}"}
-        outcome = self._lead(save, message) if self._meeting.rank == 0 else self._follow(save, message)
+        outcome = (
+            self._lead(save, message) if self._meeting.rank == 0 else self._follow(save, message)
+        )
         if "error" in outcome:
             self._numbers.fail(
-                f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is intact"
+                f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is "
+                "intact"
             )
             return False
         seconds = time.perf_counter() - began - self.pace.extra_s
@@ -145,9 +174,15 @@ class Committer:
         if save.filled.failed:
             raise WriteFailed("nothing was copied")
         return self._writer.write(
-            temp_dir(self.root, save.step, self._fence), save.plan.files, buffer=save.slot, size=save.plan.size,
-            timeout_s=self._settings.timeout_s, filled=save.filled, pace=self.pace, cancelled=self._closing.is_set,
-        )  # fmt: skip
+            temp_dir(self.root, save.step, self._fence),
+            save.plan.files,
+            buffer=save.slot,
+            size=save.plan.size,
+            timeout_s=self._settings.timeout_s,
+            filled=save.filled,
+            pace=self.pace,
+            cancelled=self._closing.is_set,
+        )
 
     def _lead(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:
         outcome = self._publish(save, own)
@@ -158,7 +193,9 @@ class Committer:
     def _follow(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:
         try:
             self._meeting.tell(f"written/{save.step}", own)
-            outcome: dict[str, Any] = self._meeting.hear(f"outcome/{save.step}", 0, self._closing.is_set)
+            outcome: dict[str, Any] = self._meeting.hear(
+                f"outcome/{save.step}", 0, self._closing.is_set
+            )
             self._meeting.tell(f"heard/{save.step}", True)
         except OutOfTime as error:
             return {"error": str(error)}
@@ -175,7 +212,9 @@ class Committer:
                 raise WriteFailed("; ".join(errors))
             if self._lease is not None and not self._lease.still_mine():
                 raise WriteFailed("a later job has taken this run folder")
-            files = {name: record for message in messages for name, record in message["records"].items()}
+            files = {
+                name: record for message in messages for name, record in message["records"].items()
+            }
             save.manifest = replace(save.manifest, created=time.time(), files=files)
             commit.publish(self._disk, self.root, save.manifest, self._fence)
         except (OSError, WriteFailed, OutOfTime) as error:
@@ -193,7 +232,9 @@ class Committer:
                 self._mirror.upload(commit.step_dir(self.root, manifest.step), manifest)
                 self._mirror.keep_only(kept)
         except Exception as error:  # also what a mirror's client raises
-            self._numbers.fail(f"after the commit of step {manifest.step}: {type(error).__name__}: {error}")
+            self._numbers.fail(
+                f"after the commit of step {manifest.step}: {type(error).__name__}: {error}"
+            )
 
     def _retain(self) -> set[int]:
         steps = commit.steps_on_disk(self.root)
@@ -204,8 +245,12 @@ class Committer:
                     same = read.metric_name == self._settings.best_metric
                     self._metrics_of[step] = read.metric if same else None
         keep = policy.kept(
-            steps, keep_last=self._settings.keep_last, keep_every=self._settings.keep_every,
-            keep_best=self._settings.keep_best, metrics=self._metrics_of, best=self._settings.best,
-        )  # fmt: skip
+            steps,
+            keep_last=self._settings.keep_last,
+            keep_every=self._settings.keep_every,
+            keep_best=self._settings.keep_best,
+            metrics=self._metrics_of,
+            best=self._settings.best,
+        )
         commit.remove(self._disk, self.root, sorted(set(steps) - keep))
         return keep

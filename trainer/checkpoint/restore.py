@@ -1,4 +1,6 @@
-"""Reading a checkpoint into a live engine of any number of ranks and any ZeRO stage. Nothing is unpickled."""
+"""Reading a checkpoint into a live engine of any number of ranks and any ZeRO stage. Nothing is
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import state
-from trainer.checkpoint.fragments import BESIDE, MASTER, STEP, WEIGHT, Fragment, fragments, shapes, zero_stage
-from trainer.checkpoint.manifest import Damaged, Manifest
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.checkpoint.snapshot import state
+from trainer.checkpoint.snapshot.fragments import (
+    BESIDE,
+    MASTER,
+    STEP,
+    WEIGHT,
+    Fragment,
+    fragments,
+    shapes,
+    zero_stage,
+)
+from trainer.checkpoint.store.manifest import Damaged, Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a run goes on from. Weights and optimizer are already in the engine; random states are the caller's to set,
-    last of all, since restoring may draw numbers.
+    """What a run goes on from. Weights and optimizer are already in the engine; random states are
+    the caller's to set, last of all, since restoring may draw numbers.
     """
 
     step: int
@@ -47,7 +58,9 @@ class Piece:
 
 
 class Saved:
-    """The pieces of a checkpoint, by parameter and kind. Raises Damaged when its index can't be read."""
+    """The pieces of a checkpoint, by parameter and kind. Raises Damaged when its index can't be
+    read.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -59,7 +72,9 @@ class Saved:
             for rank in range(manifest.world_size):
                 body = json.loads((folder / f"state/index_{rank}.json").read_bytes())
                 for name, kind, start, numel, dtype, path, offset in body["fragments"]:
-                    self._pieces[name, kind].append(Piece(start, numel, dtype, folder / path, offset))
+                    self._pieces[name, kind].append(
+                        Piece(start, numel, dtype, folder / path, offset)
+                    )
                 if rank == 0:
                     self.shapes = {name: tuple(shape) for name, shape in body["shapes"].items()}
                     self.counters = body["counters"]
@@ -79,7 +94,9 @@ class Saved:
         return pieces[0].dtype if pieces else None
 
     def read(self, name: str, kind: str, start: int, out: Tensor) -> None:
-        """Elements [start, start + len(out)) into the flat ``out``. Raises Damaged when some of them weren't saved."""
+        """Elements [start, start + len(out)) into the flat ``out``. Raises Damaged when some of
+        them weren't saved.
+        """
         reached, end = start, start + out.numel()
         for piece in self._pieces.get((name, kind), []):
             if piece.start > reached or reached >= end:
@@ -90,10 +107,14 @@ class Saved:
                 out[reached - start : stop - start].copy_(part)
                 reached = stop
         if reached < end:
-            raise Damaged(f"{self.folder.name} lacks elements {reached} to {end} of {kind} of {name}")
+            raise Damaged(
+                f"{self.folder.name} lacks elements {reached} to {end} of {kind} of {name}"
+            )
 
     def full(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A whole weight with its shape: its master copy if there is one (as ``dtype``, default its own)."""
+        """A whole weight with its shape: its master copy if there is one (as ``dtype``, default its
+        own).
+        """
         kind = MASTER if self.dtype(name, MASTER) else WEIGHT
         own = getattr(torch, self.dtype(name, kind) or "float32")
         out = torch.empty(int(np.prod(self.shapes[name], dtype=np.int64)), dtype=dtype or own)
@@ -110,22 +131,30 @@ class Saved:
 
 
 def load_engine(ds: Any, saved: Saved, *, frozen: bool = True) -> None:
-    """Weights (those that are not trained only if ``frozen``), master copies, optimizer states and counters of this
-    rank. Raises UserError when it is another model, Damaged when some of it can't be read; no rank waits for another.
+    """Weights (those that are not trained only if ``frozen``), master copies, optimizer states and
+    counters of this rank. Raises UserError when it is another model, Damaged when some of it can't
+    be read; no rank waits for another.
     """
     _same_model(shapes(ds), saved)
     with torch.no_grad():
         for fragment in fragments(ds, saved.optimizer_kinds, frozen=frozen):
-            saved.read(fragment.name, _source(saved, fragment), 0 if fragment.kind == STEP else fragment.start,
-                       fragment.tensor)  # fmt: skip
+            saved.read(
+                fragment.name,
+                _source(saved, fragment),
+                0 if fragment.kind == STEP else fragment.start,
+                fragment.tensor,
+            )
     for name, value in saved.counters.items():
         setattr(ds, name, value)
 
 
 def settle(ds: Any) -> None:
     """After ``load_engine`` has succeeded on every rank. Collective."""
-    if zero_stage(ds) == 3 and (persistent := list(getattr(ds.optimizer, "persistent_parameters", []))):
-        # Small weights stay gathered under ZeRO-3: gather them anew from the partitions just filled.
+    if zero_stage(ds) == 3 and (
+        persistent := list(getattr(ds.optimizer, "persistent_parameters", []))
+    ):
+        # Small weights stay gathered under ZeRO-3: gather them anew from the partitions just
+        # filled.
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 
@@ -143,7 +172,8 @@ def load_states(folder: Path, manifest: Manifest, rank: int, world_size: int) ->
     """The states beside the weights. Raises Damaged."""
     try:
         ranks = [
-            state.decode((folder / f"state/rank_{r}.safetensors").read_bytes()) for r in range(manifest.world_size)
+            state.decode((folder / f"state/rank_{r}.safetensors").read_bytes())
+            for r in range(manifest.world_size)
         ]
         shared = state.decode((folder / "state/global.safetensors").read_bytes())
     except (OSError, ValueError) as error:
@@ -160,8 +190,8 @@ def load_states(folder: Path, manifest: Manifest, rank: int, world_size: int) ->
 
 
 def _source(saved: Saved, fragment: Fragment) -> str:
-    """Which saved kind fills a live one: the same if it was saved in the same type; masters and weights stand in for
-    each other, since a weight is its master copy rounded.
+    """Which saved kind fills a live one: the same if it was saved in the same type; masters and
+    weights stand in for each other, since a weight is its master copy rounded.
     """
     if fragment.kind not in (WEIGHT, MASTER):
         return fragment.kind
@@ -175,15 +205,18 @@ def _same_model(live: dict[str, tuple[int, ...]], saved: Saved) -> None:
     theirs, ours = _adapter_rank(saved.shapes), _adapter_rank(live)
     if theirs != ours:
         raise UserError(
-            f"{saved.folder} was trained with actor_rollout_ref.model.lora_rank={theirs}, this run has {ours}: set it "
+            f"{saved.folder} was trained with actor_rollout_ref.model.lora_rank={theirs}, this run "
+            f"has {ours}: set it "
             f"to {theirs}, or start anew with another trainer.experiment_name"
         )
     key = "target_modules" if ours else "path"
     for name in sorted(live.keys() | saved.shapes.keys()):
         if live.get(name) != saved.shapes.get(name):
             raise UserError(
-                f"{saved.folder} holds another model: {name} is {saved.shapes.get(name, 'not there')} there "
-                f"and {live.get(name, 'not there')} here; set actor_rollout_ref.model.{key} to what the run began "
+                f"{saved.folder} holds another model: {name} is "
+                f"{saved.shapes.get(name, 'not there')} there "
+                f"and {live.get(name, 'not there')} here; set actor_rollout_ref.model.{key} to "
+                "what the run began "
                 "with, or start anew with another trainer.experiment_name"
             )
 

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from trainer.config.loading import load
     from trainer.config.schema import Config
 
-_HOMES = {"Config": "schema", "freeze": "frozen", "load": "loading", "load_frozen": "frozen", "run_dir_of": "frozen"}
+_HOMES = {
+    "Config": "schema",
+    "freeze": "frozen",
+    "load": "loading",
+    "load_frozen": "frozen",
+    "run_dir_of": "frozen",
+}
 
 __all__ = ["Config", "freeze", "load", "load_frozen", "run_dir_of"]
 

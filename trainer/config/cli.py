@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from trainer.errors import EXIT_USER, UserError
+from trainer.base.errors import EXIT_USER, UserError
 
 HELP = """\
 Plimsoll: reinforcement-learning post-training of language models. Every GPU is loaded up to its line of tokens,
@@ -55,15 +55,24 @@ HYDRA_FULL_ERROR=1 shows tracebacks.
 
 
 def help_text() -> str:
-    """What ``--help`` says. Reads the names of the groups from ``conf``, imports neither Hydra nor torch."""
-    from trainer.config.places import conf_dir, config_groups
+    """What ``--help`` says. Reads the names of the groups from ``conf``, imports neither Hydra nor
+    torch.
+    """
+    from trainer.config.keys.conf_tree import conf_dir, config_groups
 
-    rows = [f"  {group:<12}{', '.join(names)}" for group, names in sorted(config_groups([conf_dir()]).items())]
-    return HELP.format(groups="\n".join(row for row in rows if not row.lstrip().startswith("hydra/")))
+    rows = [
+        f"  {group:<12}{', '.join(names)}"
+        for group, names in sorted(config_groups([conf_dir()]).items())
+    ]
+    return HELP.format(
+        groups="\n".join(row for row in rows if not row.lstrip().startswith("hydra/"))
+    )
 
 
 def complain(error: BaseException) -> int:
-    """Show ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the exit code."""
+    """Show ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the
+    exit code.
+    """
     sys.stdout.flush()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)

@@ -11,17 +11,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from trainer.base.errors import UserError, as_user_error
 from trainer.config import overrides
 from trainer.config.cli import complain
-from trainer.config.places import conf_dir
-from trainer.errors import UserError, as_user_error
+from trainer.config.keys.conf_tree import conf_dir
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
-def compose_and(task: Callable[[DictConfig], int], argv: Sequence[str], *, runs: bool = True) -> int:
-    """Compose the settings of ``argv`` and hand them to ``task``, which ``runs`` them or only looks at them, or to the
-    launcher of a sweep; the exit code.
+def compose_and(
+    task: Callable[[DictConfig], int], argv: Sequence[str], *, runs: bool = True
+) -> int:
+    """Compose the settings of ``argv`` and hand them to ``task``, which ``runs`` them or only looks
+    at them, or to the launcher of a sweep; the exit code.
 
     Wrong input, the user's or as Hydra sees it, becomes one message and exit code 2.
     """

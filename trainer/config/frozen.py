@@ -1,4 +1,6 @@
-"""The run folder's ``config.yaml``: what was checked is what runs, now and in every later attempt."""
+"""The run folder's ``config.yaml``: what was checked is what runs, now and in every later
+attempt.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from trainer.config import keys
-from trainer.config.following import with_followers
+from trainer.base.errors import UserError
+from trainer.config.checks.problems import raise_all
+from trainer.config.keys import tree as keys
+from trainer.config.keys.derived import with_followers
 from trainer.config.loading import load
-from trainer.config.problems import raise_all
 from trainer.config.schema import Config
-from trainer.errors import UserError
 
 FILE = "config.yaml"
 HEADER = (
-    "# The settings of this run. The same command continues it; elsewhere the same run starts anew with\n"
-    "#   python -m trainer --config-path THIS_FOLDER --config-name config trainer.default_local_dir=OTHER_FOLDER\n"
+    "# The settings of this run. The same command continues it; elsewhere the same run starts anew "
+    "with\n"
+    "#   python -m trainer --config-path THIS_FOLDER --config-name config "
+    "trainer.default_local_dir=OTHER_FOLDER\n"
     "# A key written ${...} follows another one until it is set itself.\n"
 )
 MAY_CHANGE = (
@@ -79,8 +83,9 @@ MAY_CHANGE = (
     "trainer.checkpoint",
     "trainer.watermarks",
 )
-"""Keys and groups of keys that a started run may change when it continues: they don't alter what is learnt from a
-sample, or they say how long to go on."""
+"""Keys and groups of keys that a started run may change when it continues: they don't alter what is
+learnt from a sample, or they say how long to go on.
+"""
 
 
 def run_dir_of(config: Config) -> Path:
@@ -91,8 +96,9 @@ def run_dir_of(config: Config) -> Path:
 def freeze(config: Config, run_dir: Path) -> Path:
     """Write ``<run_dir>/config.yaml`` (0600, in a 0700 folder, atomically) and return its path.
 
-    When the run has started before, other values are taken only for the keys of ``MAY_CHANGE``. Raises UserError that
-    names every other differing key with both values, or the folder that can't be written.
+    When the run has started before, other values are taken only for the keys of ``MAY_CHANGE``.
+    Raises UserError that names every other differing key with both values, or the folder that can't
+    be written.
     """
     values = _with_absolute_paths(config.model_dump())
     values["trainer"]["default_local_dir"] = str(run_dir)
@@ -101,7 +107,10 @@ def freeze(config: Config, run_dir: Path) -> Path:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and has_started(run_dir):
             raise_all(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
-        _write(path, HEADER + yaml.safe_dump(with_followers(values), sort_keys=False, allow_unicode=True))
+        _write(
+            path,
+            HEADER + yaml.safe_dump(with_followers(values), sort_keys=False, allow_unicode=True),
+        )
     except OSError as error:
         raise UserError(
             f"the run folder {run_dir} can't be written ({error.strerror or error}); set "
@@ -111,7 +120,9 @@ def freeze(config: Config, run_dir: Path) -> Path:
 
 
 def load_frozen(run_dir: Path) -> Config:
-    """The checked settings of a run folder. Keys that are newer than the file get their defaults."""
+    """The checked settings of a run folder. Keys that are newer than the file get their
+    defaults.
+    """
     path = run_dir / FILE
     try:
         raw = OmegaConf.load(path)  # its reader knows 1e-6 as a number
@@ -128,17 +139,22 @@ def load_frozen(run_dir: Path) -> Config:
 def has_started(run_dir: Path) -> bool:
     """Whether anything was trained in ``run_dir``: then its settings bind."""
     metrics = run_dir / "metrics.jsonl"
-    steps = (folder for root in (run_dir, run_dir / "checkpoints") for folder in root.glob("step_*"))
+    steps = (
+        folder for root in (run_dir, run_dir / "checkpoints") for folder in root.glob("step_*")
+    )
     return (metrics.is_file() and metrics.stat().st_size > 0) or any(steps)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], run_dir: Path) -> list[str]:
     before, now = dict(keys.leaves(old)), dict(keys.leaves(new))
     return [
-        f"{key}={keys.written(value)}, but the run in {run_dir} was started with {keys.written(before.get(key))}: "
-        f"type {key}={keys.written(before.get(key))} to continue it, or set another trainer.experiment_name"
+        f"{key}={keys.written(value)}, but the run in {run_dir} was started with "
+        f"{keys.written(before.get(key))}: "
+        f"type {key}={keys.written(before.get(key))} to continue it, or set another "
+        "trainer.experiment_name"
         for key, value in now.items()
-        if before.get(key) != value and not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
+        if before.get(key) != value
+        and not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
     ]
 
 
@@ -160,7 +176,11 @@ def _absolute(text: str | None) -> str | None:
     if text is None or "://" in text:
         return text
     folder = os.path.expanduser(text.split("*", 1)[0])
-    return os.path.abspath(os.path.expanduser(text)) if os.path.exists(os.path.dirname(folder) or folder) else text
+    return (
+        os.path.abspath(os.path.expanduser(text))
+        if os.path.exists(os.path.dirname(folder) or folder)
+        else text
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,4 +1,6 @@
-"""A mapping of settings becomes a checked ``Config``, or one error that lists everything that is wrong."""
+"""A mapping of settings becomes a checked ``Config``, or one error that lists everything that is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,30 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from trainer.config import keys, verl
-from trainer.config.checks import cross_checks
-from trainer.config.expected import wrong_value
-from trainer.config.problems import as_error, raise_all, unknown_key
+from trainer.base.errors import UserError
+from trainer.config.checks.cross import cross_checks
+from trainer.config.checks.problems import as_error, raise_all, unknown_key
+from trainer.config.keys import tree as keys
+from trainer.config.keys import verl
+from trainer.config.keys.describe import wrong_value
 from trainer.config.schema import Config
-from trainer.errors import UserError
 
 
 def load(settings: Mapping[str, Any] | DictConfig, *, complete: bool = True) -> Config:
     """Fill in defaults, resolve interpolations, check everything.
 
-    ``settings`` is a nested mapping (a composed Hydra config, a frozen file, or a few keys in a test).
-    ``complete=False``, for a plan, lets data and model be missing. Raises UserError with every unknown key, wrong value
-    and contradiction at once.
+    ``settings`` is a nested mapping (a composed Hydra config, a frozen file, or a few keys in a
+    test). ``complete=False``, for a plan, lets data and model be missing. Raises UserError with
+    every unknown key, wrong value and contradiction at once.
     """
     tree = _plain(settings)
     problems = rename_aliases(tree) + _drop_redundant(tree) + _drop_replaced_groups(tree)
     try:
         written, resolved = _resolve(tree)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise as_error([*problems, f"settings cannot be resolved: {str(error).splitlines()[0]}"]) from error
+        raise as_error(
+            [*problems, f"settings cannot be resolved: {str(error).splitlines()[0]}"]
+        ) from error
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
@@ -47,13 +52,17 @@ def rename_aliases(tree: dict[str, Any]) -> list[str]:
         value = verl.ALIAS_VALUES.get((alias, str(value)), value)
         old = _take(tree, key)
         if old is not _ABSENT and old != value:
-            problems.append(f"{alias} is another name of {key}: set one of them (now {value} and {old})")
+            problems.append(
+                f"{alias} is another name of {key}: set one of them (now {value} and {old})"
+            )
         _put(tree, key, value)
     return problems
 
 
 def _drop_redundant(tree: dict[str, Any]) -> list[str]:
-    """Take out verl's keys that ask for what happens anyway; messages for those that ask for something else."""
+    """Take out verl's keys that ask for what happens anyway; messages for those that ask for
+    something else.
+    """
     problems = []
     for key in verl.REDUNDANT:
         value = _take(tree, key)
@@ -63,7 +72,9 @@ def _drop_redundant(tree: dict[str, Any]) -> list[str]:
 
 
 def _drop_replaced_groups(tree: dict[str, Any]) -> list[str]:
-    """Take out plain values that stand where a group of keys belongs, so that the rest can still be checked."""
+    """Take out plain values that stand where a group of keys belongs, so that the rest can still be
+    checked.
+    """
     problems = []
     for group in sorted(keys.known_groups()):
         value = _value(tree, group.split("."))
@@ -74,7 +85,11 @@ def _drop_replaced_groups(tree: dict[str, Any]) -> list[str]:
 
 
 def _plain(settings: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
-    raw = OmegaConf.to_container(settings, resolve=False) if isinstance(settings, DictConfig) else settings
+    raw = (
+        OmegaConf.to_container(settings, resolve=False)
+        if isinstance(settings, DictConfig)
+        else settings
+    )
     if not isinstance(raw, Mapping):
         raise UserError(f"settings must be a group of keys, not {type(raw).__name__}")
     return {str(k): _copy(v) for k, v in raw.items() if k not in keys.NOT_SETTINGS}
@@ -95,8 +110,12 @@ def _resolve(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {str(k): v for k, v in written.items()}, {str(k): v for k, v in resolved.items()}
 
 
-def _explain(error: ValidationError, written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
-    """One message per key, however many branches of a union pydantic tried; none for keys that only follow another."""
+def _explain(
+    error: ValidationError, written: dict[str, Any], resolved: dict[str, Any]
+) -> list[str]:
+    """One message per key, however many branches of a union pydantic tried; none for keys that only
+    follow another.
+    """
     own: dict[str, str] = {}
     followers: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False):
@@ -104,13 +123,19 @@ def _explain(error: ValidationError, written: dict[str, Any], resolved: dict[str
         if item["type"] == "extra_forbidden":
             key = ".".join(parts)
             value = _value(resolved, parts)
-            inside = [k for k, _ in keys.leaves(value, f"{key}.")] if isinstance(value, Mapping) and value else [key]
+            inside = (
+                [k for k, _ in keys.leaves(value, f"{key}.")]
+                if isinstance(value, Mapping) and value
+                else [key]
+            )
             own.update({leaf: unknown_key(leaf) for leaf in inside})
             continue
         while parts and not keys.is_known(".".join(parts)):
             parts.pop()
         follows = "${" in str(_value(written, parts))
-        (followers if follows else own)[".".join(parts)] = wrong_value(".".join(parts), _value(resolved, parts))
+        (followers if follows else own)[".".join(parts)] = wrong_value(
+            ".".join(parts), _value(resolved, parts)
+        )
     return list((own or followers).values())
 
 

@@ -1,4 +1,6 @@
-"""Checks the command line before Hydra composes: all unknown keys at once, other spellings renamed."""
+"""Checks the command line before Hydra composes: all unknown keys at once, other spellings
+renamed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer.config import keys, verl
-from trainer.config.places import conf_dir, config_groups
-from trainer.config.problems import raise_all, unknown_key
-from trainer.errors import nearest
+from trainer.base.errors import nearest
+from trainer.config.checks.problems import raise_all, unknown_key
+from trainer.config.keys import tree as keys
+from trainer.config.keys import verl
+from trainer.config.keys.conf_tree import conf_dir, config_groups
 
-STANDING = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+STANDING = (
+    "hydra.run.dir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
 """Hydra leaves no folders and no log files of its own."""
 SWEEP_DIR = "hydra.sweep.dir=runs/${trainer.project_name}/sweep-${now:%Y%m%d-%H%M%S}"
 """Folder of a sweep."""
@@ -36,8 +44,8 @@ class CommandLine:
 
 
 def check(argv: Sequence[str], *, runs: bool = True) -> CommandLine:
-    """The command line for Hydra. Raises UserError with every unknown key, every override that cannot be read, and, for
-    one that ``runs`` here, those that only jobs on Slurm read.
+    """The command line for Hydra. Raises UserError with every unknown key, every override that
+    cannot be read, and, for one that ``runs`` here, those that only jobs on Slurm read.
     """
     flags = get_args_parser().parse_intermixed_args(list(argv))
     rest, texts = _without(argv, flags.overrides), list(flags.overrides)
@@ -64,11 +72,16 @@ def check(argv: Sequence[str], *, runs: bool = True) -> CommandLine:
         standing += [SWEEP_DIR] if not _sets(checked, "hydra.sweep.dir") else []
     if flags.config_path is not None:
         standing.append(f"hydra.searchpath=['file://{conf_dir()}']")
-        rest = [os.path.abspath(text) if text == flags.config_path and os.path.isdir(text) else text for text in rest]
+        rest = [
+            os.path.abspath(text) if text == flags.config_path and os.path.isdir(text) else text
+            for text in rest
+        ]
     return CommandLine(argv=[*rest, *standing, *checked], multirun=flags.multirun)
 
 
-def _check_one(override: Override, text: str, groups: dict[str, list[str]]) -> tuple[str | None, str]:
+def _check_one(
+    override: Override, text: str, groups: dict[str, list[str]]
+) -> tuple[str | None, str]:
     """A problem or None, and the override as Hydra shall see it."""
     key = override.key_or_group
     top = key.partition(".")[0]
@@ -81,7 +94,11 @@ def _check_one(override: Override, text: str, groups: dict[str, list[str]]) -> t
     if not keys.is_known(key):
         return unknown_key(key) if "." in key or key not in groups else None, text
     if override.is_delete():
-        return f"~{key}: settings can't be taken away; set {key}=null, or leave it out for its default", text
+        return (
+            f"~{key}: settings can't be taken away; set {key}=null, or leave it out for its "
+            "default",
+            text,
+        )
     if override.is_add() and not any(key.startswith(f"{name}.") for name in keys.OPEN_KEYS):
         return None, text.lstrip("+")
     if any(key.startswith(f"{name}.") for name in keys.OPEN_KEYS):
@@ -92,7 +109,9 @@ def _check_one(override: Override, text: str, groups: dict[str, list[str]]) -> t
 def _check_choice(group: str, value: object, choices: list[str]) -> str | None:
     if not isinstance(value, str) or value in choices:
         return None
-    return f"{group}={value}: there is no such choice{nearest(value, choices)} ({', '.join(choices)})"
+    return (
+        f"{group}={value}: there is no such choice{nearest(value, choices)} ({', '.join(choices)})"
+    )
 
 
 def _renamed(override: Override, alias: str, text: str) -> str:
@@ -114,17 +133,26 @@ def _contradictions(texts: list[str]) -> list[str]:
 
 def _for_jobs_only(texts: list[str]) -> list[str]:
     """Without ``-m`` the run is this machine's, in this interpreter."""
-    found = [t for t in texts if re.match(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]", t)]
+    found = [
+        t
+        for t in texts
+        if re.match(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]", t)
+    ]
     if not found:
         return []
-    return [f"{', '.join(found)}: read by jobs only; type python -m trainer -m ... to start one, or leave it out"]
+    return [
+        f"{', '.join(found)}: read by jobs only; type python -m trainer -m ... to start one, or "
+        "leave it out"
+    ]
 
 
 def _unreadable(text: str, error: Exception) -> str:
     if "=" not in text:
         return f"'{text}' is no override; write KEY=VALUE{nearest(text, keys.known_keys())} (--help shows examples)"
     detail = str(error).splitlines()[0]
-    return f"'{text}' can't be read ({detail}); quote values with special characters: 'KEY=\"VALUE\"'"
+    return (
+        f"'{text}' can't be read ({detail}); quote values with special characters: 'KEY=\"VALUE\"'"
+    )
 
 
 def _sets(texts: list[str], key: str) -> bool:

@@ -1,4 +1,6 @@
-"""``python -m trainer.config.reference`` writes docs/config.md: every key, its values, default and meaning."""
+"""``python -m trainer.config.reference`` writes docs/config.md: every key, its values, default and
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from trainer.config import keys, verl
-from trainer.config.expected import describe
 from trainer.config.frozen import MAY_CHANGE
-from trainer.config.places import conf_dir, config_groups
+from trainer.config.keys import tree as keys
+from trainer.config.keys import verl
+from trainer.config.keys.conf_tree import conf_dir, config_groups
+from trainer.config.keys.describe import describe
 from trainer.config.schema import Config
 
 HEAD = """\
@@ -30,15 +33,26 @@ def page() -> str:
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        rows = "".join(f"| `{key}` | {values} | `{default}` | {text} |\n" for key, values, default, text in _rows(name))
+        rows = "".join(
+            f"| `{key}` | {values} | `{default}` | {text} |\n"
+            for key, values, default, text in _rows(name)
+        )
         parts.append(f"## {name}\n\n{TABLE}{rows}")
-    groups = sorted((g, names) for g, names in config_groups([conf_dir()]).items() if not g.startswith("hydra"))
-    parts.append("## Groups\n\n" + "".join(f"- `{group}=` {', '.join(names)}\n" for group, names in groups))
+    groups = sorted(
+        (g, names) for g, names in config_groups([conf_dir()]).items() if not g.startswith("hydra")
+    )
     parts.append(
-        "## What a started run may change\n\nAll else must be as it was when the run began; a difference is an error "
+        "## Groups\n\n" + "".join(f"- `{group}=` {', '.join(names)}\n" for group, names in groups)
+    )
+    parts.append(
+        "## What a started run may change\n\nAll else must be as it was when the run began; a "
+        "difference is an error "
         "that names the key and both values.\n\n" + "".join(f"- `{key}`\n" for key in MAY_CHANGE)
     )
-    parts.append("## Other spellings\n\n" + "".join(f"- `{a}` is `{key}`\n" for a, key in verl.ALIASES.items()))
+    parts.append(
+        "## Other spellings\n\n"
+        + "".join(f"- `{a}` is `{key}`\n" for a, key in verl.ALIASES.items())
+    )
     parts.append(
         "## Keys of verl that are not supported\n\n| key | why, and what to use |\n|---|---|\n"
         + "".join(f"| `{key}` | {reason} |\n" for key, reason in verl.UNSUPPORTED.items())
@@ -57,7 +71,9 @@ def _rows(prefix: str) -> Iterator[tuple[str, str, str, str]]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _rows(key)
         else:
-            meaning = (field.description or "").replace("\n", " ").replace("``", "`").replace("|", "\\|")
+            meaning = (
+                (field.description or "").replace("\n", " ").replace("``", "`").replace("|", "\\|")
+            )
             values = describe(field.annotation, field.metadata).replace("|", "\\|")
             yield key, values, keys.known_keys()[key], meaning
 

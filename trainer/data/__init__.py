@@ -6,13 +6,13 @@ from trainer.data.arithmetic import ArithmeticDataset, ArithmeticSettings
 from trainer.data.batch import Batch
 from trainer.data.build import make_dataset, make_loader
 from trainer.data.collate import to_sft_batch
+from trainer.data.data_check import require_sound
 from trainer.data.dataset import Dataset, FileDataset, Fingerprint, require_distinct
 from trainer.data.encode import Encoder, EncodeSettings
 from trainer.data.example import Example
 from trainer.data.fields import Keys
 from trainer.data.loader import Loader, worker_count
 from trainer.data.order import Position
-from trainer.data.sound import require_sound
 
 __all__ = [
     "ArithmeticDataset",

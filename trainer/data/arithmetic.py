@@ -38,8 +38,8 @@ def problem(
 ) -> tuple[str, str, str]:
     """Question, worked answer and result number ``index``: a pure function of its arguments.
 
-    Which questions belong to validation is decided by a hash of the question alone, so no question of one split ever
-    shows up in the other, whatever the seeds.
+    Which questions belong to validation is decided by a hash of the question alone, so no question
+    of one split ever shows up in the other, whatever the seeds.
     """
     for draw in range(10_000):
         rng = random.Random(f"{seed}/{split}/{index}/{draw}")
@@ -48,7 +48,10 @@ def problem(
         if _is_val(f"{a} {op} {b}") == (split == "val"):
             result = a + b if op == "+" else a - b if op == "-" else a * b
             return f"What is {a} {op} {b}?", f"#### {result}", str(result)
-    raise ValueError(f"too few questions between {settings.low} and {settings.high} for a {split} set of their own")
+    raise ValueError(
+        f"too few questions between {settings.low} and {settings.high} for a {split} set of their "
+        "own"
+    )
 
 
 def _is_val(question: str) -> bool:
@@ -56,7 +59,9 @@ def _is_val(question: str) -> bool:
 
 
 class ArithmeticDataset:
-    """``data.task=arithmetic``. ``with_response`` adds the worked answer (SFT); the ground truth is always there."""
+    """``data.task=arithmetic``. ``with_response`` adds the worked answer (SFT); the ground truth is
+    always there.
+    """
 
     def __init__(
         self,
@@ -72,7 +77,9 @@ class ArithmeticDataset:
         self._settings = settings or ArithmeticSettings()
         size = self._settings.train_size if split == "train" else self._settings.val_size
         self._size = size if limit is None else min(limit, size)
-        self._seed = seed if split == "train" else 0  # runs with different seeds are compared on one validation set
+        self._seed = (
+            seed if split == "train" else 0
+        )  # runs with different seeds are compared on one validation set
         recipe = repr((self._settings, split, self._seed, self._size, with_response))
         self.fingerprint = Fingerprint(
             name=f"builtin:{NAME} {split} (seed {self._seed}, {self._size} samples)",

@@ -13,13 +13,15 @@ from torch import Tensor
 class Batch:
     """Sequences laid end to end.
 
-    ``cu_seqlens`` int64 [sequences + 1]; ``columns`` name -> [tokens]; ``rows`` name -> [sequences]. Column values at a
-    token speak of *that* token (its log-prob given what stands before it, its advantage): the first token of a sequence
-    has no log-prob and holds 0. Phases attach the columns they make and drop those that nobody reads any more.
+    ``cu_seqlens`` int64 [sequences + 1]; ``columns`` name -> [tokens]; ``rows`` name ->
+    [sequences]. Column values at a token speak of *that* token (its log-prob given what stands
+    before it, its advantage): the first token of a sequence has no log-prob and holds 0. Phases
+    attach the columns they make and drop those that nobody reads any more.
 
-    Columns in use: ``input_ids`` int64, ``loss_mask`` bool (True on trained tokens), ``old_log_probs``,
-    ``ref_log_probs``, ``rollout_log_probs``, ``advantages``, ``returns``, ``values`` float32. Rows in use:
-    ``prompt_lengths`` int64, ``groups`` int64 (sequences of one prompt share it), ``rewards`` float32, ``ids`` int64.
+    Columns in use: ``input_ids`` int64, ``loss_mask`` bool (True on trained tokens),
+    ``old_log_probs``, ``ref_log_probs``, ``rollout_log_probs``, ``advantages``, ``returns``,
+    ``values`` float32. Rows in use: ``prompt_lengths`` int64, ``groups`` int64 (sequences of one
+    prompt share it), ``rewards`` float32, ``ids`` int64.
     """
 
     cu_seqlens: Tensor
@@ -27,19 +29,27 @@ class Batch:
     rows: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def from_sequences(cls, columns: Mapping[str, Sequence[Tensor]], rows: dict[str, Tensor] | None = None) -> Batch:
-        """Join one tensor per sequence into flat columns. All columns need equal lengths per sequence."""
+    def from_sequences(
+        cls, columns: Mapping[str, Sequence[Tensor]], rows: dict[str, Tensor] | None = None
+    ) -> Batch:
+        """Join one tensor per sequence into flat columns. All columns need equal lengths per
+        sequence.
+        """
         lengths: list[int] | None = None
         for name, parts in columns.items():
             sizes = [int(p.numel()) for p in parts]
             if lengths is not None and sizes != lengths:
-                raise ValueError(f"column {name!r} has other lengths per sequence than the columns before it")
+                raise ValueError(
+                    f"column {name!r} has other lengths per sequence than the columns before it"
+                )
             lengths = sizes
         cu = torch.zeros(len(lengths or []) + 1, dtype=torch.int64)
         if lengths:
             cu[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
         return cls(
-            cu, {name: torch.cat(list(parts)) for name, parts in columns.items() if len(parts)}, dict(rows or {})
+            cu,
+            {name: torch.cat(list(parts)) for name, parts in columns.items() if len(parts)},
+            dict(rows or {}),
         )
 
     def __len__(self) -> int:
@@ -56,10 +66,14 @@ class Batch:
         return int(self.cu_seqlens[-1])
 
     def token_index(self, indices: Tensor) -> Tensor:
-        """int64 [tokens of those sequences]: where the tokens of sequences ``indices`` lie in the flat columns."""
+        """int64 [tokens of those sequences]: where the tokens of sequences ``indices`` lie in the
+        flat columns.
+        """
         starts, lengths = self.cu_seqlens[:-1][indices], self.lengths[indices]
         ends = lengths.cumsum(0)
-        within = torch.arange(int(ends[-1]) if len(indices) else 0) - torch.repeat_interleave(ends - lengths, lengths)
+        within = torch.arange(int(ends[-1]) if len(indices) else 0) - torch.repeat_interleave(
+            ends - lengths, lengths
+        )
         return torch.repeat_interleave(starts, lengths) + within
 
     def select(self, indices: Sequence[int] | Tensor) -> Batch:
@@ -68,7 +82,11 @@ class Batch:
         flat = self.token_index(idx)
         cu = torch.zeros(len(idx) + 1, dtype=torch.int64)
         cu[1:] = self.lengths[idx].cumsum(0)
-        return Batch(cu, {k: v[flat] for k, v in self.columns.items()}, {k: v[idx] for k, v in self.rows.items()})
+        return Batch(
+            cu,
+            {k: v[flat] for k, v in self.columns.items()},
+            {k: v[idx] for k, v in self.rows.items()},
+        )
 
     @classmethod
     def concat(cls, batches: Sequence[Batch]) -> Batch:

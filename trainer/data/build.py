@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from trainer.base.errors import UserError
 from trainer.config.schema.data import Data
 from trainer.data.arithmetic import ArithmeticDataset, ArithmeticSettings
 from trainer.data.dataset import Dataset, FileDataset
@@ -11,7 +12,6 @@ from trainer.data.encode import Encoder, EncodeSettings
 from trainer.data.fields import Keys
 from trainer.data.files import expand
 from trainer.data.loader import Loader, worker_count
-from trainer.errors import UserError
 
 Split = Literal["train", "val"]
 
@@ -29,8 +29,9 @@ def make_dataset(
 ) -> Dataset | None:
     """The training or validation data; None when validation has none.
 
-    ``vocabulary`` is the model's. ``answer_required`` (default: in RL) makes a row without a right answer an error;
-    pass False when a user's reward function does without. Raises UserError for anything wrong with keys or files.
+    ``vocabulary`` is the model's. ``answer_required`` (default: in RL) makes a row without a right
+    answer an error; pass False when a user's reward function does without. Raises UserError for
+    anything wrong with keys or files.
     """
     encoder = Encoder(
         tokenizer,
@@ -47,14 +48,21 @@ def make_dataset(
     limit = data.train_max_samples if split == "train" else data.val_max_samples
     if data.task == "arithmetic":
         return ArithmeticDataset(
-            encoder, split=split, seed=data.seed, with_response=mode == "sft", limit=limit, settings=arithmetic
+            encoder,
+            split=split,
+            seed=data.seed,
+            with_response=mode == "sft",
+            limit=limit,
+            settings=arithmetic,
         )
     key = f"data.{split}_files"
     patterns = data.train_files if split == "train" else data.val_files
     if not patterns:
         if split == "val":
             return None
-        raise UserError(f"{key} is not set; name a file, or type data.task=arithmetic to try without one")
+        raise UserError(
+            f"{key} is not set; name a file, or type data.task=arithmetic to try without one"
+        )
     keys = Keys(
         prompt=data.prompt_key,
         response=data.response_key if mode == "sft" else None,
@@ -74,8 +82,9 @@ def make_dataset(
 
 
 def make_loader(data: Data, dataset: Dataset, *, split: Split, local_ranks: int = 1) -> Loader:
-    """The loader of a data set: training shuffles (``data.shuffle``) and drops what fills no batch; validation goes
-    through all samples once, in order, loaded in this process."""
+    """The loader of a data set: training shuffles (``data.shuffle``) and drops what fills no batch;
+    validation goes through all samples once, in order, loaded in this process.
+    """
     if split == "val":
         return Loader(
             dataset,

@@ -13,8 +13,9 @@ from trainer.data.example import Example
 def to_sft_batch(examples: Sequence[Example]) -> Batch:
     """Prompts with their responses laid end to end.
 
-    Columns ``input_ids`` int64 and ``loss_mask`` bool (True on response tokens with the end token), rows
-    ``prompt_lengths`` int64 and ``ids`` int64 (index in the data set). Raises ValueError for a sample without response.
+    Columns ``input_ids`` int64 and ``loss_mask`` bool (True on response tokens with the end token),
+    rows ``prompt_lengths`` int64 and ``ids`` int64 (index in the data set). Raises ValueError for a
+    sample without response.
     """
     ids, masks = [], []
     for e in examples:
@@ -27,7 +28,9 @@ def to_sft_batch(examples: Sequence[Example]) -> Batch:
     return Batch.from_sequences(
         {"input_ids": ids, "loss_mask": masks},
         {
-            "prompt_lengths": torch.tensor([len(e.prompt_ids) for e in examples], dtype=torch.int64),
+            "prompt_lengths": torch.tensor(
+                [len(e.prompt_ids) for e in examples], dtype=torch.int64
+            ),
             "ids": torch.tensor([e.index for e in examples], dtype=torch.int64),
         },
     )

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import xxhash
 
+from trainer.base.errors import UserError
 from trainer.data.encode import Encoder
 from trainer.data.example import Example
 from trainer.data.fields import Keys, Sample, read_sample
 from trainer.data.files import digest
 from trainer.data.forked import ordered_map
 from trainer.data.tables import Table, open_table
-from trainer.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,10 @@ class Dataset(Protocol):
 class FileDataset:
     """Rows of several files, one after another.
 
-    ``key`` (such as ``data.train_files``) stands in messages. ``limit`` keeps only the first rows. ``filter_prompts``
-    leaves out rows whose prompt is longer than ``max_prompt_length``, which tokenizes every prompt once,
-    ``num_workers`` processes at a time. The first row of each file is read and checked at once.
+    ``key`` (such as ``data.train_files``) stands in messages. ``limit`` keeps only the first rows.
+    ``filter_prompts`` leaves out rows whose prompt is longer than ``max_prompt_length``, which
+    tokenizes every prompt once, ``num_workers`` processes at a time. The first row of each file is
+    read and checked at once.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class FileDataset:
         self._tables: list[Table] = [open_table(p) for p in paths]
         self._keys, self._encoder = keys, encoder
         self._ends = list(accumulate(len(t) for t in self._tables))
-        self._rows: Sequence[int] = range(self._ends[-1] if limit is None else min(limit, self._ends[-1]))
+        self._rows: Sequence[int] = range(
+            self._ends[-1] if limit is None else min(limit, self._ends[-1])
+        )
         names = ", ".join(p.name for p in paths)
         if not self._rows:
             raise UserError(f"{key}: {names} has no rows")
@@ -72,16 +75,21 @@ class FileDataset:
                 self._sample(start)
         if filter_prompts:
             total = len(self._rows)
-            self._rows = [i for i, fits in zip(self._rows, self._fitting(num_workers), strict=True) if fits]
+            self._rows = [
+                i for i, fits in zip(self._rows, self._fitting(num_workers), strict=True) if fits
+            ]
             if not self._rows:
                 raise UserError(
-                    f"{key}: all {total} prompts of {names} are longer than data.max_prompt_length; "
+                    f"{key}: all {total} prompts of {names} are longer than "
+                    "data.max_prompt_length; "
                     "raise it or set data.filter_overlong_prompts=False"
                 )
         content = xxhash.xxh3_128()
         for part in (*map(digest, paths), repr(sorted(asdict(keys).items())), str(len(self._rows))):
             content.update(part.encode() + b"\0")
-        self.fingerprint = Fingerprint(name=f"{names} ({len(self._rows)} samples)", digest=content.hexdigest())
+        self.fingerprint = Fingerprint(
+            name=f"{names} ({len(self._rows)} samples)", digest=content.hexdigest()
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -95,7 +103,9 @@ class FileDataset:
         table = self._tables[which]
         i = position - (self._ends[which - 1] if which else 0)
         row = table.number(i)
-        name = table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem  # datasets names the folder
+        name = (
+            table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem
+        )  # datasets names the folder
         sample = read_sample(table.read(i), self._keys, f"{table.path}, row {row}", name)
         return sample, table, row
 
@@ -111,7 +121,9 @@ class FileDataset:
                 fits.append(self._encoder.prompt_fits(sample, f"{table.path}, row {row}"))
             return fits
 
-        for part in ordered_map(measure, spans, num_workers=min(num_workers, len(spans)), name="prompt filter"):
+        for part in ordered_map(
+            measure, spans, num_workers=min(num_workers, len(spans)), name="prompt filter"
+        ):
             yield from part
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.data.example import Example
 from trainer.data.fields import Message, Sample
 from trainer.data.truncate import Truncation, truncate
-from trainer.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,9 @@ class EncodeSettings:
 class Encoder:
     """Tokenizes samples. ``tokenizer`` is a Hugging Face tokenizer with an end token.
 
-    A response is tokenized on its own and closed with the end token. One that is too long is an error under
-    ``truncation=error``; otherwise its tail is cut with the end token, so that a cut answer doesn't teach to stop.
+    A response is tokenized on its own and closed with the end token. One that is too long is an
+    error under ``truncation=error``; otherwise its tail is cut with the end token, so that a cut
+    answer doesn't teach to stop.
     """
 
     def __init__(self, tokenizer: Any, settings: EncodeSettings) -> None:
@@ -41,13 +42,16 @@ class Encoder:
         self._vocabulary = len(tokenizer) if settings.vocabulary is None else settings.vocabulary
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise UserError(
-                "the model's tokenizer has no chat template; set data.chat_template to a Jinja text or file, such as "
+                "the model's tokenizer has no chat template; set data.chat_template to a Jinja "
+                "text or file, such as "
                 '"{% for m in messages %}{{ m.content }}{% endfor %}" for plain text'
             )
 
     def prompt_ids(self, prompt: str | list[Message], place: str) -> list[int]:
         """Tokens of a prompt, ready for the answer to follow; not yet truncated."""
-        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages: list[Message] = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
         if isinstance(prompt, str) and self._settings.system_prompt is not None:
             messages = [{"role": "system", "content": self._settings.system_prompt}, *messages]
         try:
@@ -67,14 +71,18 @@ class Encoder:
         return len(self.prompt_ids(sample.prompt, place)) <= self._settings.max_prompt_length
 
     def encode(self, sample: Sample, *, index: int, file: str, row: int) -> Example:
-        """The sample's tokens, cut and checked. Raises UserError naming file, row, field, and what to type."""
+        """The sample's tokens, cut and checked. Raises UserError naming file, row, field, and what
+        to type.
+        """
         place, s = f"{file}, row {row}", self._settings
         prompt = self.prompt_ids(sample.prompt, place)
         if len(prompt) > s.max_prompt_length:
             if s.truncation == "error":
                 raise UserError(
-                    f"{place}: the prompt has {len(prompt)} tokens, data.max_prompt_length is {s.max_prompt_length}. "
-                    f"Type data.max_prompt_length={len(prompt)}, data.filter_overlong_prompts=True to leave such "
+                    f"{place}: the prompt has {len(prompt)} tokens, data.max_prompt_length is "
+                    f"{s.max_prompt_length}. "
+                    f"Type data.max_prompt_length={len(prompt)}, data.filter_overlong_prompts=True "
+                    "to leave such "
                     "prompts out, or data.truncation=left|right|middle to cut them"
                 )
             prompt = truncate(prompt, s.max_prompt_length, s.truncation)
@@ -97,8 +105,10 @@ class Encoder:
         ids = [*self._tokens(text), int(self._tokenizer.eos_token_id)]
         if len(ids) > s.max_response_length and s.truncation == "error":
             raise UserError(
-                f"{place}: the response has {len(ids)} tokens with its end token, data.max_response_length is "
-                f"{s.max_response_length}. Type data.max_response_length={len(ids)}, or data.truncation=right to cut it"
+                f"{place}: the response has {len(ids)} tokens with its end token, "
+                "data.max_response_length is "
+                f"{s.max_response_length}. Type data.max_response_length={len(ids)}, or "
+                "data.truncation=right to cut it"
             )
         return truncate(ids, s.max_response_length, "right")
 
@@ -108,27 +118,35 @@ class Encoder:
 
 
 def check(example: Example, vocabulary: int) -> None:
-    """Raise UserError, naming file, row and field, when a sample's tokens can't be fed to the model."""
+    """Raise UserError, naming file, row and field, when a sample's tokens can't be fed to the
+    model.
+    """
     for name, ids in (("prompt", example.prompt_ids), ("response", example.response_ids)):
         if ids is None:
             continue
         if not ids:
-            raise UserError(f"{example.place}: the {name} has no tokens; fill the field in or remove the row")
+            raise UserError(
+                f"{example.place}: the {name} has no tokens; fill the field in or remove the row"
+            )
         if min(ids) < 0 or max(ids) >= vocabulary:
             bad = next(i for i in ids if not 0 <= i < vocabulary)
             raise UserError(
-                f"{example.place}: the {name} holds token id {bad}, past the model's vocabulary of {vocabulary}. "
+                f"{example.place}: the {name} holds token id {bad}, past the model's vocabulary of "
+                f"{vocabulary}. "
                 "Model and tokenizer don't fit: use the tokenizer of actor_rollout_ref.model.path"
             )
 
 
 def read_template(value: str | None) -> str | None:
-    """``data.chat_template``: the text itself, or that of the file it names. Raises UserError for neither."""
+    """``data.chat_template``: the text itself, or that of the file it names. Raises UserError for
+    neither.
+    """
     if value is None or "{" in value or "\n" in value:
         return value
     try:
         return Path(value).expanduser().read_text(encoding="utf-8")
     except OSError as e:
         raise UserError(
-            f"data.chat_template: {value} is neither a Jinja text nor a readable file ({e.strerror})"
+            f"data.chat_template: {value} is neither a Jinja text nor a readable file "
+            f"({e.strerror})"
         ) from e

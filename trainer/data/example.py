@@ -23,7 +23,9 @@ class Example:
     file: str
     """Where it was read; ``builtin:arithmetic`` for the built-in task."""
     row: int
-    """Row in that file: a line number counted from 1 (JSONL), or a position counted from 0 (Parquet, Arrow, JSON)."""
+    """Row in that file: a line number counted from 1 (JSONL), or a position counted from 0
+    (Parquet, Arrow, JSON).
+    """
     extra_info: dict[str, Any] = field(default_factory=dict)
     """The row's own ``extra_info``, handed to the reward."""
 

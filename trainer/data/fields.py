@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import UserError, nearest
+from trainer.base.errors import UserError, nearest
 
 Message = dict[str, Any]
 VERL_ANSWER = "reward_model.ground_truth"
@@ -39,7 +39,9 @@ class Sample:
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """Field ``key`` of a row, or ``KeyError``. The whole name is tried before it is taken apart at its dots."""
+    """Field ``key`` of a row, or ``KeyError``. The whole name is tried before it is taken apart at
+    its dots.
+    """
     if key in row:
         return row[key]
     value: Any = row
@@ -58,11 +60,15 @@ def final_answer(answer: Any) -> Any:
 
 
 def read_sample(row: Mapping[str, Any], keys: Keys, place: str, default_source: str) -> Sample:
-    """The sample in ``row``. Raises UserError naming ``place`` (file and row), field, and what to type."""
+    """The sample in ``row``. Raises UserError naming ``place`` (file and row), field, and what to
+    type.
+    """
     prompt = _prompt(_field(row, keys.prompt, "data.prompt_key", place), keys.prompt, place)
     response = None
     if keys.response is not None:
-        response = _text(_field(row, keys.response, "data.response_key", place), keys.response, place)
+        response = _text(
+            _field(row, keys.response, "data.response_key", place), keys.response, place
+        )
     try:
         source = lookup(row, keys.data_source)
     except KeyError:
@@ -90,7 +96,10 @@ def _answer(row: Mapping[str, Any], keys: Keys, place: str) -> Any:
                 raise _missing(row, keys.answer, "data.answer_key", place) from None
             return None
     if keys.answer_required and (value is None or (isinstance(value, str) and not value.strip())):
-        raise UserError(f"{place}: field '{keys.answer}' is empty; every prompt needs a right answer. Remove the row")
+        raise UserError(
+            f"{place}: field '{keys.answer}' is empty; every prompt needs a right answer. Remove "
+            "the row"
+        )
     return value
 
 
@@ -107,7 +116,9 @@ def _missing(row: Mapping[str, Any], key: str, setting: str, place: str) -> User
         if isinstance(value, Mapping):
             found += [f"{name}.{inner}" for inner in value]
     hint = nearest(key, found) or f"; set {setting} to one of them"
-    return UserError(f"{place}: no field '{key}' ({setting}). Found: {', '.join(map(str, found))}{hint}")
+    return UserError(
+        f"{place}: no field '{key}' ({setting}). Found: {', '.join(map(str, found))}{hint}"
+    )
 
 
 def _text(value: Any, key: str, place: str) -> str:
@@ -122,23 +133,35 @@ def _prompt(value: Any, key: str, place: str) -> str | list[Message]:
     if isinstance(value, str):
         return _text(value, key, place)
     if not isinstance(value, list):
-        raise UserError(f"{place}: field '{key}' must be a text or a list of chat messages, found {_kind(value)}")
+        raise UserError(
+            f"{place}: field '{key}' must be a text or a list of chat messages, found "
+            f"{_kind(value)}"
+        )
     if not value:
         raise UserError(f"{place}: field '{key}' is empty; fill it in or remove the row")
     messages: list[Message] = []
     for k, message in enumerate(value):
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise UserError(
-                f"{place}: field '{key}', message {k} must have 'role' and 'content', found {_kind(message)}"
+                f"{place}: field '{key}', message {k} must have 'role' and 'content', found "
+                f"{_kind(message)}"
             )
         if not isinstance(message["content"], str):
-            raise UserError(f"{place}: field '{key}', message {k}: content must be a text; images aren't supported")
-        messages.append({k: v for k, v in message.items() if v is not None})  # Arrow fills absent keys with nulls
+            raise UserError(
+                f"{place}: field '{key}', message {k}: content must be a text; images aren't "
+                "supported"
+            )
+        messages.append(
+            {k: v for k, v in message.items() if v is not None}
+        )  # Arrow fills absent keys with nulls
     if not any(m["content"].strip() for m in messages if m["role"] == "user"):
-        raise UserError(f"{place}: field '{key}' has no user message with text; fill it in or remove the row")
+        raise UserError(
+            f"{place}: field '{key}' has no user message with text; fill it in or remove the row"
+        )
     if messages[-1]["role"] == "assistant":
         raise UserError(
-            f"{place}: field '{key}' ends with an assistant message; a prompt ends where the answer begins. "
+            f"{place}: field '{key}' ends with an assistant message; a prompt ends where the "
+            "answer begins. "
             "Move that message to the response field"
         )
     return messages

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from trainer.errors import UserError, nearest
+from trainer.base.errors import UserError, nearest
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _SKIPPED = {"dataset_info.json", "state.json", "dataset_dict.json"}
@@ -18,7 +18,8 @@ _PIECE = 1 << 20
 
 
 def expand(patterns: str | list[str], key: str) -> list[Path]:
-    """Files that ``patterns`` (files, folders, globs) name, in order; those of a folder or glob sorted by name.
+    """Files that ``patterns`` (files, folders, globs) name, in order; those of a folder or glob
+    sorted by name.
 
     Raises UserError naming ``key`` when something is missing, unreadable or of an unknown type.
     """
@@ -26,10 +27,16 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.name not in _SKIPPED)
+            inside = sorted(
+                p for p in path.iterdir() if p.suffix in SUFFIXES and p.name not in _SKIPPED
+            )
             if not inside:
                 folders = sorted(p.name for p in path.iterdir() if p.is_dir())
-                hint = f"; it has the folders {', '.join(folders)}: name one of them" if folders else ""
+                hint = (
+                    f"; it has the folders {', '.join(folders)}: name one of them"
+                    if folders
+                    else ""
+                )
                 raise UserError(f"{key}: the folder {path} has no {'/'.join(SUFFIXES)} file{hint}")
             found += inside
         elif path.exists():
@@ -43,7 +50,10 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
             raise UserError(f"{key}: there is no file {path}{_nearest_file(path)}")
     for path in found:
         if path.suffix not in SUFFIXES:
-            raise UserError(f"{key}: {path} is not one of {', '.join(SUFFIXES)}; convert it or name another file")
+            raise UserError(
+                f"{key}: {path} is not one of {', '.join(SUFFIXES)}; convert it or name another "
+                "file"
+            )
         if not os.access(path, os.R_OK):
             raise UserError(f"{key}: no permission to read {path}")
     twice = {str(p) for p in found if found.count(p) > 1}
@@ -62,7 +72,9 @@ def _nearest_file(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Digest of a file's size and content, not its name; of evenly spaced pieces when it is larger than 64 MiB."""
+    """Digest of a file's size and content, not its name; of evenly spaced pieces when it is larger
+    than 64 MiB.
+    """
     size = path.stat().st_size
     state = xxhash.xxh3_128(str(size).encode())
     with path.open("rb") as f:

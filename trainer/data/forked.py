@@ -1,8 +1,8 @@
 """Child processes that answer requests: for loading samples and for scoring answers.
 
-They are forked, so that data sets, tokenizers and user functions need no pickling and pages are shared. They ignore
-TERM, INT and USR2, which Slurm and terminals send to a whole group: the step in progress still needs them. They end
-with the process that started them, however that one ends.
+They are forked, so that data sets, tokenizers and user functions need no pickling and pages are
+shared. They ignore TERM, INT and USR2, which Slurm and terminals send to a whole group: the step in
+progress still needs them. They end with the process that started them, however that one ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import atexit
 import contextlib
 import ctypes
 import multiprocessing
-import multiprocessing.util  # its exit hook waits for children; imported first so that ours below runs before it
+
+# its exit hook waits for children; imported first so that ours below runs before it
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -23,8 +25,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from trainer import signals
-from trainer.errors import UserError
+from trainer.base import signals
+from trainer.base.errors import UserError
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -50,9 +52,8 @@ class WorkerFailed(RuntimeError):
 class Forked(Generic[Request, Answer]):
     """A forked child that runs ``serve`` on each request, in order.
 
-    Requests that wait must be small together (64 KiB, a pipe's buffer) unless the child is idle; answers may have any
-    size. Both are pickled
-    through a pipe that only these two processes hold.
+    Requests that wait must be small together (64 KiB, a pipe's buffer) unless the child is idle;
+    answers may have any size. Both are pickled through a pipe that only these two processes hold.
     """
 
     def __init__(self, serve: Callable[[Request], Answer], name: str) -> None:
@@ -77,7 +78,9 @@ class Forked(Generic[Request, Answer]):
 
     @property
     def waits(self) -> list[Any]:
-        """What ``multiprocessing.connection.wait`` reports ready when an answer is there or the child is gone."""
+        """What ``multiprocessing.connection.wait`` reports ready when an answer is there or the
+        child is gone.
+        """
         return [self._pipe, self._process.sentinel]
 
     def send(self, request: Request) -> None:
@@ -88,11 +91,14 @@ class Forked(Generic[Request, Answer]):
             raise self._died() from e
 
     def receive(self, timeout_s: float) -> Answer:
-        """The next answer. Raises what ``serve`` raised if that was a UserError, else WorkerFailed, WorkerDied or
-        WorkerSilent."""
+        """The next answer. Raises what ``serve`` raised if that was a UserError, else WorkerFailed,
+        WorkerDied or WorkerSilent.
+        """
         ready = wait([self._pipe, self._process.sentinel], timeout_s)
         if not ready:
-            raise WorkerSilent(f"{self.name} (process {self.pid}) gave no answer within {timeout_s:.3g} s")
+            raise WorkerSilent(
+                f"{self.name} (process {self.pid}) gave no answer within {timeout_s:.3g} s"
+            )
         if self._pipe not in ready and not self._pipe.poll():
             raise self._died()
         try:
@@ -118,7 +124,13 @@ class Forked(Generic[Request, Answer]):
     def _died(self) -> WorkerDied:
         self._process.join(10)
         code = self._process.exitcode
-        how = "is gone" if code is None else f"was killed by {_signal_name(-code)}" if code < 0 else f"exited ({code})"
+        how = (
+            "is gone"
+            if code is None
+            else f"was killed by {_signal_name(-code)}"
+            if code < 0
+            else f"exited ({code})"
+        )
         hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         return WorkerDied(f"{self.name} (process {self.pid}) {how}{hint}")
 
@@ -131,7 +143,9 @@ def ordered_map(
     name: str,
     timeout_s: float = 600.0,
 ) -> Generator[Answer, None, None]:
-    """``map(fn, requests)`` by ``num_workers`` forked processes (0: in this one), answers in order."""
+    """``map(fn, requests)`` by ``num_workers`` forked processes (0: in this one), answers in
+    order.
+    """
     if num_workers <= 0:
         yield from map(fn, requests)
         return
@@ -153,14 +167,24 @@ def ordered_map(
             worker.close()
 
 
-def _child(serve: Callable[[Any], Any], pipe: Connection, parents_end: Connection, parent: int, on_main: bool) -> None:
+def _child(
+    serve: Callable[[Any], Any],
+    pipe: Connection,
+    parents_end: Connection,
+    parent: int,
+    on_main: bool,
+) -> None:
     for number in signals.CAUGHT:
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.CAUGHT)
-    if on_main:  # the kernel means the thread that forked, not the process; another thread may end early
+    if (
+        on_main
+    ):  # the kernel means the thread that forked, not the process; another thread may end early
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError):  # short of memory, the kernel takes this process and not the trainer
+    with contextlib.suppress(
+        OSError
+    ):  # short of memory, the kernel takes this process and not the trainer
         Path("/proc/self/oom_score_adj").write_text("1000")
     parents_end.close()
     _live.clear()

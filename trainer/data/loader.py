@@ -8,28 +8,30 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
+from trainer.base.environment import available_cores
+from trainer.base.errors import UserError
 from trainer.data.dataset import Dataset, describe
 from trainer.data.example import Example
 from trainer.data.forked import Forked, WorkerDied, WorkerSilent
 from trainer.data.order import Order, Position, epoch_order, next_batch
-from trainer.environment import available_cores
-from trainer.errors import UserError
 
 Span = tuple[int, int, int]
 """epoch, offset, count."""
 
 
 class Loader:
-    """Batches of the whole global batch: every rank iterates the same ones and takes its share later.
+    """Batches of the whole global batch: every rank iterates the same ones and takes its share
+    later.
 
-    ``for batch in loader`` yields the rest of the epoch at hand; iterate again for the next one. The order of an epoch
-    follows from (seed, epoch). With ``drop_last`` (training) what is left at an epoch's end and fills no batch is
-    dropped; without it (validation) the last batch is shorter. ``num_workers`` processes read and tokenize
-    ``prefetch_factor`` batches ahead each; 0 loads in this process. They are forked at the first batch, or by
-    :meth:`start`, after any state was loaded.
+    ``for batch in loader`` yields the rest of the epoch at hand; iterate again for the next one.
+    The order of an epoch follows from (seed, epoch). With ``drop_last`` (training) what is left at
+    an epoch's end and fills no batch is dropped; without it (validation) the last batch is shorter.
+    ``num_workers`` processes read and tokenize ``prefetch_factor`` batches ahead each; 0 loads in
+    this process. They are forked at the first batch, or by :meth:`start`, after any state was
+    loaded.
 
-    Raises UserError when no batch can be filled and for samples that can't be trained on, RuntimeError when a worker
-    dies or gives no batch within ``timeout_s`` seconds.
+    Raises UserError when no batch can be filled and for samples that can't be trained on,
+    RuntimeError when a worker dies or gives no batch within ``timeout_s`` seconds.
     """
 
     def __init__(
@@ -86,13 +88,25 @@ class Loader:
             yield batch
 
     def ahead(self, batches: int) -> list[int]:
-        """Samples of the next ``batches`` batches, in the order they come; all, if that is more than the epoch has."""
-        order, first, count = self._ordered(self._at.epoch), self._at.offset, batches * self._batch_size
-        parts = (order[first:], order[:first]) if first + count > len(order) else (order[first : first + count],)
+        """Samples of the next ``batches`` batches, in the order they come; all, if that is more
+        than the epoch has.
+        """
+        order, first, count = (
+            self._ordered(self._at.epoch),
+            self._at.offset,
+            batches * self._batch_size,
+        )
+        parts = (
+            (order[first:], order[:first])
+            if first + count > len(order)
+            else (order[first : first + count],)
+        )
         return [int(i) for part in parts for i in part]
 
     def start(self) -> None:
-        """Fork the workers and let them begin; does nothing without workers or when they run already."""
+        """Fork the workers and let them begin; does nothing without workers or when they run
+        already.
+        """
         if self._workers or not self._num_workers:
             return
         self._planned, self._turn = self._at, 0
@@ -108,26 +122,36 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint: the position and what it is a position in."""
-        return {**asdict(self._at), "seed": self._seed, "shuffle": self._shuffle, "dataset": describe(self._dataset)}
+        return {
+            **asdict(self._at),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "dataset": describe(self._dataset),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position. Workers that run already are ended first. The batch size may have changed.
+        """Go to a saved position. Workers that run already are ended first. The batch size may have
+        changed.
 
-        Raises UserError when the checkpoint was made with other samples, seed or shuffle: the position would mean
-        other samples.
+        Raises UserError when the checkpoint was made with other samples, seed or shuffle: the
+        position would mean other samples.
         """
         ours = self.state_dict()
         if state["dataset"]["digest"] != ours["dataset"]["digest"]:
             raise UserError(
-                f"the checkpoint was made on {state['dataset']['name']}, this run reads {ours['dataset']['name']} "
-                "with other content or fields. Give back the data it was made on, or begin a run in a new "
-                "trainer.default_local_dir; python -m trainer.export RUN_FOLDER --out FOLDER writes the weights that "
+                f"the checkpoint was made on {state['dataset']['name']}, this run reads "
+                f"{ours['dataset']['name']} "
+                "with other content or fields. Give back the data it was made on, or begin a run "
+                "in a new "
+                "trainer.default_local_dir; python -m trainer.export RUN_FOLDER --out FOLDER "
+                "writes the weights that "
                 "actor_rollout_ref.model.path=FOLDER takes along"
             )
         for name in ("seed", "shuffle"):
             if state[name] != ours[name]:
                 raise UserError(
-                    f"the checkpoint was made with data.{name}={state[name]}, this run has {ours[name]}: samples would "
+                    f"the checkpoint was made with data.{name}={state[name]}, this run has "
+                    f"{ours[name]}: samples would "
                     f"come in another order. Type data.{name}={state[name]}"
                 )
         self.close()
@@ -137,12 +161,19 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _next(self) -> list[Example]:
         if not self._num_workers:
-            start, count, after = next_batch(self._at, len(self._dataset), self._batch_size, self._drop_last)
+            start, count, after = next_batch(
+                self._at, len(self._dataset), self._batch_size, self._drop_last
+            )
             batch = self._load((start.epoch, start.offset, count))
         else:
             self.start()
@@ -153,7 +184,8 @@ class Loader:
                 self.close()
                 raise RuntimeError(
                     f"{e}. It was loading samples from {start.offset} on in epoch {start.epoch} of "
-                    f"{self._dataset.fingerprint.name}; data.num_workers=0 loads in the training process"
+                    f"{self._dataset.fingerprint.name}; data.num_workers=0 loads in the training "
+                    "process"
                 ) from e
             except BaseException:
                 self.close()
@@ -165,7 +197,9 @@ class Loader:
 
     def _fill(self) -> None:
         while len(self._pending) < self._ahead:
-            start, count, after = next_batch(self._planned, len(self._dataset), self._batch_size, self._drop_last)
+            start, count, after = next_batch(
+                self._planned, len(self._dataset), self._batch_size, self._drop_last
+            )
             if not self._persistent and start.epoch > self._at.epoch:
                 return
             worker = self._workers[self._turn % len(self._workers)]
@@ -191,5 +225,7 @@ class Loader:
 
 
 def worker_count(requested: int, local_ranks: int) -> int:
-    """Loader processes of a rank: ``data.num_workers``, at most the cores that its share of the machine has."""
+    """Loader processes of a rank: ``data.num_workers``, at most the cores that its share of the
+    machine has.
+    """
     return min(requested, max(1, available_cores() // max(1, local_ranks)))

@@ -1,4 +1,6 @@
-"""The order of samples and the position in it: pure functions, so that a resumed run sees what it would have seen."""
+"""The order of samples and the position in it: pure functions, so that a resumed run sees what it
+would have seen.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Position:
 def epoch_order(size: int, seed: int, epoch: int, shuffle: bool) -> Order:
     """int64 [size]: the samples of an epoch in their order, from (seed, epoch) alone.
 
-    Sorts raw 64-bit draws of PCG64, which numpy promises never to change, unlike its ``permutation``.
+    Sorts raw 64-bit draws of PCG64, which numpy promises never to change, unlike its
+    ``permutation``.
     """
     if not shuffle:
         return np.arange(size, dtype=np.int64)
@@ -33,12 +36,14 @@ def epoch_order(size: int, seed: int, epoch: int, shuffle: bool) -> Order:
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def next_batch(at: Position, size: int, batch_size: int, drop_last: bool) -> tuple[Position, int, Position]:
+def next_batch(
+    at: Position, size: int, batch_size: int, drop_last: bool
+) -> tuple[Position, int, Position]:
     """Where the next batch lies and the position after it: ``(start, count, after)``.
 
-    ``start`` equals ``at``, or the beginning of the next epoch when what is left of this one is less than a batch and
-    is dropped. ``after`` stands at the next epoch's beginning when no further batch fits, so a run that stops at an
-    epoch's end resumes at offset 0.
+    ``start`` equals ``at``, or the beginning of the next epoch when what is left of this one is
+    less than a batch and is dropped. ``after`` stands at the next epoch's beginning when no further
+    batch fits, so a run that stops at an epoch's end resumes at offset 0.
     """
     left = size - at.offset
     if left <= 0 or (drop_last and left < batch_size):

@@ -1,4 +1,6 @@
-"""Random access to the rows of a file. Rows stay on disk: JSONL and Arrow are mapped, Parquet through a spool file."""
+"""Random access to the rows of a file. Rows stay on disk: JSONL and Arrow are mapped, Parquet
+through a spool file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 Row = dict[str, Any]
 
@@ -31,7 +33,9 @@ class Table(Protocol):
         ...
 
     def number(self, i: int) -> int:
-        """How messages name row ``i``: its line (from 1) in JSONL, its position (from 0) elsewhere."""
+        """How messages name row ``i``: its line (from 1) in JSONL, its position (from 0)
+        elsewhere.
+        """
         ...
 
     def fields(self) -> list[str]:
@@ -40,7 +44,9 @@ class Table(Protocol):
 
 
 def open_table(path: Path) -> Table:
-    """The table of a file, by its suffix. Raises UserError when the file is damaged or holds something else."""
+    """The table of a file, by its suffix. Raises UserError when the file is damaged or holds
+    something else.
+    """
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty")
     if path.suffix in (".jsonl", ".ndjson"):
@@ -50,7 +56,9 @@ def open_table(path: Path) -> Table:
     try:
         return ArrowRows(path, _spooled(path) if path.suffix == ".parquet" else _mapped(path))
     except pa.ArrowInvalid as e:
-        raise UserError(f"{path} is not a valid {path.suffix[1:].capitalize()} file: {_first_line(e)}") from e
+        raise UserError(
+            f"{path} is not a valid {path.suffix[1:].capitalize()} file: {_first_line(e)}"
+        ) from e
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{path} can't be read: {_first_line(e)}") from e
 
@@ -79,10 +87,13 @@ class JsonLines:
         try:
             row = json.loads(line)
         except ValueError as e:
-            raise UserError(f"{self.path}, row {self.number(i)}: not valid JSON ({_first_line(e)})") from e
+            raise UserError(
+                f"{self.path}, row {self.number(i)}: not valid JSON ({_first_line(e)})"
+            ) from e
         if not isinstance(row, dict):
             raise UserError(
-                f"{self.path}, row {self.number(i)}: a JSON object per line is wanted, found {type(row).__name__}"
+                f"{self.path}, row {self.number(i)}: a JSON object per line is wanted, found "
+                f"{type(row).__name__}"
             )
         return row
 
@@ -102,7 +113,9 @@ def _line_starts(text: mmap.mmap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     starts = np.concatenate([[0], newlines + 1]).astype(np.int64)
     stops = np.concatenate([newlines, [size]])
     full = stops > starts
-    short = np.flatnonzero(full & (stops - starts < 64))  # only a short line can be blank in practice
+    short = np.flatnonzero(
+        full & (stops - starts < 64)
+    )  # only a short line can be blank in practice
     for k in short:
         full[k] = bool(text[int(starts[k]) : int(stops[k])].strip())
     return starts[full], np.flatnonzero(full) + 1
@@ -116,10 +129,14 @@ class Json:
         try:
             rows = json.loads(path.read_bytes())
         except ValueError as e:
-            hint = "; one object per line belongs in a .jsonl file" if "Extra data" in str(e) else ""
+            hint = (
+                "; one object per line belongs in a .jsonl file" if "Extra data" in str(e) else ""
+            )
             raise UserError(f"{path} is not valid JSON ({_first_line(e)}){hint}") from e
         if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-            raise UserError(f"{path}: a JSON array of objects is wanted, found {type(rows).__name__}")
+            raise UserError(
+                f"{path}: a JSON array of objects is wanted, found {type(rows).__name__}"
+            )
         self._rows: list[Row] = rows
 
     def __len__(self) -> int:
@@ -163,7 +180,9 @@ class ArrowRows:
 
 
 def _mapped(path: Path) -> Any:
-    """An Arrow file in either format: ``datasets`` writes the stream format, others the file format."""
+    """An Arrow file in either format: ``datasets`` writes the stream format, others the file
+    format.
+    """
     with path.open("rb") as f:
         file_format = f.read(6) == b"ARROW1"
     source = pa.memory_map(str(path))
@@ -173,7 +192,8 @@ def _mapped(path: Path) -> Any:
 def _spooled(path: Path) -> Any:
     """A Parquet file unpacked, batch by batch, into an unlinked Arrow file that is then mapped.
 
-    Parquet can't be read row by row; unpacking it into memory would cost that memory once per rank and worker.
+    Parquet can't be read row by row; unpacking it into memory would cost that memory once per rank
+    and worker.
     """
     source = pq.ParquetFile(path, memory_map=True)
     handle, name = tempfile.mkstemp(prefix="plimsoll-", suffix=".arrow")
@@ -187,7 +207,8 @@ def _spooled(path: Path) -> Any:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise UserError(
-            f"{path} can't be unpacked into {tempfile.gettempdir()}: {_first_line(e)}; set TMPDIR to a folder with room"
+            f"{path} can't be unpacked into {tempfile.gettempdir()}: {_first_line(e)}; set TMPDIR "
+            "to a folder with room"
         ) from e
     finally:
         os.unlink(name)

@@ -1,7 +1,7 @@
 """Start the ranks of a run on this machine, watch them, and end together.
 
-One rank runs in this process. Several run as child processes of ``python -m trainer.worker RUN_DIR``, each in a process
-group of its own. The launcher imports no torch.
+One rank runs in this process. Several run as child processes of ``python -m trainer.worker
+RUN_DIR``, each in a process group of its own. The launcher imports no torch.
 """
 
 from __future__ import annotations
@@ -13,40 +13,53 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from trainer import environment, signals
-from trainer.errors import EXIT_USER, UserError
+from trainer.base import environment, signals
+from trainer.base.errors import EXIT_USER, UserError
+from trainer.base.run_folder import last_attempt, log_folder
 from trainer.launch.report import ERROR_FILE, Screen, error_of, report_error
 from trainer.launch.watch import Child, Verdict, watch
-from trainer.run_folder import last_attempt, log_folder
 
 __all__ = ["new_attempt", "report_error", "run"]
 
 WORKER_MODULE = "PLIMSOLL_WORKER_MODULE"
 """The module that is a rank (tests put a small one here)."""
-OF_A_SLURM_RANK = {environment.SLURM_SWITCH, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"}
+OF_A_SLURM_RANK = {
+    environment.SLURM_SWITCH,
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+}
 
 
 def run(config: object, run_dir: Path, ranks: int, attempt: int | None = None) -> int:
     """Run ``ranks`` ranks on this machine to their end and return the run's exit code.
 
-    ``config`` was already frozen to ``<run_dir>/config.yaml``, which is all that a rank reads. ``attempt``: whoever
-    calls has made this attempt's log folder; None makes the next one. The code is that of the rank that failed first;
-    85 when the ranks saved and want to go on; 0 when all finished.
+    ``config`` was already frozen to ``<run_dir>/config.yaml``, which is all that a rank reads.
+    ``attempt``: whoever calls has made this attempt's log folder; None makes the next one. The code
+    is that of the rank that failed first; 85 when the ranks saved and want to go on; 0 when all
+    finished.
     """
     if ranks < 1:
-        raise UserError(f"trainer.n_gpus_per_node={ranks}: at least one process is needed; set it to 1 or more.")
+        raise UserError(
+            f"trainer.n_gpus_per_node={ranks}: at least one process is needed; set it to 1 or more."
+        )
     module = os.environ.get(WORKER_MODULE, "trainer.worker")
     if ranks == 1:
         environment.prepare(1)
         signals.install()
         return int(importlib.import_module(module).main(run_dir))
-    number, log_dir = new_attempt(run_dir) if attempt is None else (attempt, log_folder(run_dir, attempt))
+    number, log_dir = (
+        new_attempt(run_dir) if attempt is None else (attempt, log_folder(run_dir, attempt))
+    )
     screen = Screen(sys.stdout)
     children = _start(module, run_dir, ranks, number, log_dir, screen)
     verdict = watch(children)
     if verdict.failed is not None:
         failed = children[verdict.failed]
-        text = [error_of(c.log, c.error_file) for c in children][failed.rank]  # of all: each goes to its rank's log
+        text = [error_of(c.log, c.error_file) for c in children][
+            failed.rank
+        ]  # of all: each goes to its rank's log
         _tell(screen, verdict, failed, text)
     return verdict.code
 
@@ -64,8 +77,12 @@ def new_attempt(run_dir: Path) -> tuple[int, Path]:
             number += 1
 
 
-def _start(module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, screen: Screen) -> list[Child]:
-    read_end, write_end = os.pipe()  # every child reads it; only this process holds the write end, for its whole life
+def _start(
+    module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, screen: Screen
+) -> list[Child]:
+    read_end, write_end = (
+        os.pipe()
+    )  # every child reads it; only this process holds the write end, for its whole life
     children: list[Child] = []
     try:
         for rank in range(ranks):
@@ -79,7 +96,10 @@ def _start(module: str, run_dir: Path, ranks: int, attempt: int, log_dir: Path, 
             }
             if rank == 0:
                 env |= screen.terminal()
-            with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out, signals.held():
+            with (
+                open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out,
+                signals.held(),
+            ):
                 process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, "-m", module, str(run_dir)],
                     env=env,
@@ -121,7 +141,9 @@ def _child_environment(rank: int, ranks: int) -> dict[str, str]:
     )
     env.update(environment.process_settings(env, ranks))
     if Path("/sys/class/net/lo").exists():
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name that resolves nowhere must not stop a local run
+        env.setdefault(
+            "GLOO_SOCKET_IFNAME", "lo"
+        )  # a host name that resolves nowhere must not stop a local run
     return env
 
 
@@ -130,5 +152,8 @@ def _tell(screen: Screen, verdict: Verdict, failed: Child, text: str) -> None:
     if verdict.code == EXIT_USER:
         screen.line(text)
         return
-    screen.line(f"Rank {failed.rank} failed first: {verdict.reason}. The other ranks were ended. Its log: {failed.log}")
+    screen.line(
+        f"Rank {failed.rank} failed first: {verdict.reason}. The other ranks were ended. Its log: "
+        f"{failed.log}"
+    )
     screen.line(text)

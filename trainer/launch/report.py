@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from trainer.environment import TERMINAL
-from trainer.errors import EXIT_USER, Failure, as_user_error
+from trainer.base.environment import TERMINAL
+from trainer.base.errors import EXIT_USER, Failure, as_user_error
 
 ERROR_FILE = "PLIMSOLL_ERROR_FILE"
 """Where a launched rank leaves its error, so that the launcher can show it last."""
@@ -24,7 +24,9 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class LogText:
-    """A terminal's bytes as lines for a log: no colours, and of a line that was drawn over only its last state."""
+    """A terminal's bytes as lines for a log: no colours, and of a line that was drawn over only its
+    last state.
+    """
 
     def __init__(self) -> None:
         self._pending = b""
@@ -33,7 +35,9 @@ class LogText:
         """The whole lines that ``data`` completes."""
         *whole, rest = (self._pending + data).split(b"\n")
         self._pending = rest.rsplit(b"\r", 1)[-1] if b"\r" in rest[:-1] else rest
-        return b"".join(_ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1]) + b"\n" for line in whole)
+        return b"".join(
+            _ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1]) + b"\n" for line in whole
+        )
 
     def end(self) -> bytes:
         """What is left without a line's end."""
@@ -41,10 +45,12 @@ class LogText:
 
 
 def report_error(error: BaseException) -> int:
-    """For a rank's ``main``: tell ``error`` and return the exit code (2 for the user's to mend, else 1).
+    """For a rank's ``main``: tell ``error`` and return the exit code (2 for the user's to mend,
+    else 1).
 
-    What the user can mend (:func:`as_user_error`), and a Failure, shows no traceback unless HYDRA_FULL_ERROR=1. Under
-    the launcher the text goes to the error file, which the launcher prints once and last; otherwise to stderr.
+    What the user can mend (:func:`as_user_error`), and a Failure, shows no traceback unless
+    HYDRA_FULL_ERROR=1. Under the launcher the text goes to the error file, which the launcher
+    prints once and last; otherwise to stderr.
     """
     users = as_user_error(error)
     told = users or (error if isinstance(error, Failure) else None)
@@ -59,7 +65,9 @@ def report_error(error: BaseException) -> int:
 
 
 def _leave(path: Path, code: int, text: str) -> bool:
-    temporary = path.with_suffix(".tmp")  # the launcher looks for the file at any time: it must be whole
+    temporary = path.with_suffix(
+        ".tmp"
+    )  # the launcher looks for the file at any time: it must be whole
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump({"code": code, "time": time.time(), "text": text}, file)
@@ -89,7 +97,9 @@ def read_error(error_file: Path) -> Left | None:
 
 
 def error_of(log: Path, error_file: Path) -> str:
-    """A rank's error: what it left in its error file (also appended to its log), else the tail of its log."""
+    """A rank's error: what it left in its error file (also appended to its log), else the tail of
+    its log.
+    """
     left = read_error(error_file)
     if left is None:
         return tail(log)
@@ -114,7 +124,9 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 class Screen:
-    """The launcher's standard output, shared by rank 0's mirrored output and the launcher's own lines."""
+    """The launcher's standard output, shared by rank 0's mirrored output and the launcher's own
+    lines.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -134,10 +146,15 @@ class Screen:
             self._stream.flush()
 
     def terminal(self) -> dict[str, str]:
-        """What rank 0 must know about the terminal its output ends on, as environment variables; empty without one."""
+        """What rank 0 must know about the terminal its output ends on, as environment variables;
+        empty without one.
+        """
         try:
             if self._stream.isatty():
-                return {TERMINAL: "1", "COLUMNS": str(os.get_terminal_size(self._stream.fileno()).columns or 80)}
+                return {
+                    TERMINAL: "1",
+                    "COLUMNS": str(os.get_terminal_size(self._stream.fileno()).columns or 80),
+                }
         except (OSError, ValueError):
             pass
         return {}
@@ -147,10 +164,17 @@ class Screen:
 
         def copy() -> None:
             text = LogText()
-            with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file, pipe:
+            with (
+                open(
+                    os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0
+                ) as file,
+                pipe,
+            ):
                 while data := os.read(pipe.fileno(), 65536):
                     self._write(data)
-                    with contextlib.suppress(OSError):  # a full disk must not stop rank 0 by filling its pipe
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a full disk must not stop rank 0 by filling its pipe
                         file.write(text.feed(data))
                 with contextlib.suppress(OSError):
                     file.write(text.end())

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from trainer import signals
-from trainer.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER
+from trainer.base import signals
+from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER
 from trainer.launch.report import read_error
 
 KILL_GRACE_S = "PLIMSOLL_KILL_GRACE_S"
@@ -85,7 +85,9 @@ class Verdict:
 
 
 def watch(children: Sequence[Child]) -> Verdict:
-    """Wait for all ``children``. After the first failure the others get TERM, then KILL; signals are forwarded."""
+    """Wait for all ``children``. After the first failure the others get TERM, then KILL; signals
+    are forwarded.
+    """
     events: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
     for child in children:
         threading.Thread(target=_await, args=(child, events), daemon=True).start()
@@ -94,7 +96,8 @@ def watch(children: Sequence[Child]) -> Verdict:
             ending = _until_all_ended(children, events)
     finally:
         for child in children:
-            child.kill()  # what a rank left behind in its group; and everything, if we are leaving early
+            # what a rank left behind in its group; and everything, if we are leaving early
+            child.kill()
             if child.pump is not None:
                 child.pump.join(PUMP_S)
         if children[0].keep_open is not None:
@@ -106,7 +109,9 @@ def _await(child: Child, events: queue.SimpleQueue[tuple[str, int, int]]) -> Non
     events.put(("ended", child.rank, child.process.wait()))
 
 
-def _until_all_ended(children: Sequence[Child], events: queue.SimpleQueue[tuple[str, int, int]]) -> Ending:
+def _until_all_ended(
+    children: Sequence[Child], events: queue.SimpleQueue[tuple[str, int, int]]
+) -> Ending:
     kill_grace = float(os.environ.get(KILL_GRACE_S, "10"))
     finish_grace = float(os.environ.get(FINISH_GRACE_S, "600"))
     ending = Ending()
@@ -114,11 +119,14 @@ def _until_all_ended(children: Sequence[Child], events: queue.SimpleQueue[tuple[
     interrupts = 0
     while running := [c for c in children if c.code is None]:
         try:
-            wait = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            wait = (
+                LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            )
             kind, rank, value = events.get(timeout=wait)
         except queue.Empty:
             kind, rank, value = "look", -1, 0
-        # A rank that failed may hang on its way out (its peers are in a collective): what it left is enough.
+        # A rank that failed may hang on its way out (its peers are in a collective): what it left
+        # is enough.
         stop = ending.stopped_at is None and any(c.error_file.exists() for c in running)
         if kind == "ended":
             children[rank].code, children[rank].ended_at = value, time.time()
@@ -161,9 +169,11 @@ def _forwarding(events: queue.SimpleQueue[tuple[str, int, int]]) -> Iterator[Non
 
 
 def judge(children: Sequence[Child], ending: Ending) -> Verdict:
-    """Who is to blame. Ranks that only ended because they were told to, or because a peer had gone, are not.
+    """Who is to blame. Ranks that only ended because they were told to, or because a peer had gone,
+    are not.
 
-    Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest error is.
+    Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest error
+    is.
     """
     if ending.interrupted:
         return Verdict(128 + signal.SIGINT, None, "interrupted twice")
@@ -171,11 +181,17 @@ def judge(children: Sequence[Child], ending: Ending) -> Verdict:
     if not bad:
         requeue = any(c.code == EXIT_REQUEUE for c in children)
         return Verdict(EXIT_REQUEUE if requeue else EXIT_OK, None, "finished")
-    own = [c for c in bad if ending.stopped_at is None or c.error_time() <= ending.stopped_at] or bad
+    own = [
+        c for c in bad if ending.stopped_at is None or c.error_time() <= ending.stopped_at
+    ] or bad
     first = min(own, key=lambda c: (c.verdict() != EXIT_USER, c.error_time()))
     code = first.verdict()
     if first.rank in ending.lagging:
-        return Verdict(128 - code if code < 0 else code, first.rank, "it went on long after another rank had finished")
+        return Verdict(
+            128 - code if code < 0 else code,
+            first.rank,
+            "it went on long after another rank had finished",
+        )
     if code < 0:
         return Verdict(128 - code, first.rank, f"killed by {signal.Signals(-code).name}")
     return Verdict(code, first.rank, f"exit code {code}")

@@ -1,4 +1,6 @@
-"""The attention that transformers calls: per document under a packed layout, ordinary sdpa without one."""
+"""The attention that transformers calls: per document under a packed layout, ordinary sdpa without
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,11 @@ def packed_attention(
     packed_layout: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [1, heads, tokens, head_dim], ``key`` and ``value`` [1, kv_heads, tokens, head_dim] to
-    [1, tokens, heads, head_dim].
+    """``query`` [1, heads, tokens, head_dim], ``key`` and ``value`` [1, kv_heads, tokens, head_dim]
+    to [1, tokens, heads, head_dim].
 
-    Without ``packed_layout`` (generation, a padded batch) it is transformers' sdpa, so one model object serves both.
+    Without ``packed_layout`` (generation, a padded batch) it is transformers' sdpa, so one model
+    object serves both.
     """
     if packed_layout is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
@@ -48,7 +51,8 @@ def packed_attention(
         )
         return result
     device = query.device.type
-    # Rotary embeddings leave query and key in float32 under autocast, the values are in the lower precision.
+    # Rotary embeddings leave query and key in float32 under autocast, the values are in the lower
+    # precision.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     # [tokens, heads, head_dim]: how the projections wrote them.
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
@@ -67,11 +71,18 @@ _BACKENDS = {
 
 @lru_cache(maxsize=64)
 def choose(device: str, dtype: torch.dtype, head_dim: int, name: str) -> str:
-    """The backend for a device: cpu, flash (the flash-attn package), varlen (torch's own) or segments (any device)."""
+    """The backend for a device: cpu, flash (the flash-attn package), varlen (torch's own) or
+    segments (any device).
+    """
     if device == "cpu":
         return "cpu"
     half = dtype in (torch.float16, torch.bfloat16)
-    if device == "cuda" and half and head_dim <= 256 and torch.cuda.get_device_capability(name) >= (8, 0):
+    if (
+        device == "cuda"
+        and half
+        and head_dim <= 256
+        and torch.cuda.get_device_capability(name) >= (8, 0)
+    ):
         if importlib.util.find_spec("flash_attn") is not None:
             return "flash"
         if importlib.util.find_spec("torch.nn.attention.varlen") is not None:

@@ -1,8 +1,9 @@
-"""Packed attention on a CPU: documents of like length share one kernel call, a shared prompt is attended to once.
+"""Packed attention on a CPU: documents of like length share one kernel call, a shared prompt is
+attended to once.
 
-A segment with a prefix is attended in two parts, to itself (causal) and to the prefix (whole); the parts are joined by
-their log-sum-exp. The backward pass of a part needs only the joined output and log-sum-exp, so it is exact
-(Liu et al. 2023, ring attention, arXiv:2310.01889, section 3).
+A segment with a prefix is attended in two parts, to itself (causal) and to the prefix (whole); the
+parts are joined by their log-sum-exp. The backward pass of a part needs only the joined output and
+log-sum-exp, so it is exact (Liu et al. 2023, ring attention, arXiv:2310.01889, section 3).
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 CALL_OVERHEAD = 256
-"""What one more kernel call costs, in query-key pairs: padding that adds fewer is cheaper (measured)."""
+"""What one more kernel call costs, in query-key pairs: padding that adds fewer is cheaper
+(measured).
+"""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Segments that one call attends to themselves. A slice when they lie side by side and are equally long."""
+    """Segments that one call attends to themselves. A slice when they lie side by side and are
+    equally long.
+    """
 
     count: int
     width: int
@@ -55,8 +60,9 @@ class CpuPlan:
 
 
 def cpu_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """[tokens, heads, head_dim] of queries, [tokens, kv_heads, head_dim] of keys and values, to [tokens, heads,
-    head_dim]."""
+    """[tokens, heads, head_dim] of queries, [tokens, kv_heads, head_dim] of keys and values, to
+    [tokens, heads, head_dim].
+    """
     if "cpu" not in layout.plans:
         layout.plans["cpu"] = make_plan(layout.segments)
     out: Tensor = _PackedAttention.apply(q, k, v, layout.plans["cpu"], scale)  # type: ignore[no-untyped-call]
@@ -73,7 +79,9 @@ class _PackedAttention(torch.autograd.Function):
             _put(out, b, o)
             _put(lse, b, part_lse)
         for p in plan.prefixes:
-            o, part_lse = _forward(_heads(q[p.queries]), _heads(k[p.keys]), _heads(v[p.keys]), 0.0, False, scale=scale)
+            o, part_lse = _forward(
+                _heads(q[p.queries]), _heads(k[p.keys]), _heads(v[p.keys]), 0.0, False, scale=scale
+            )
             mine, theirs = lse[p.queries], part_lse[0].transpose(0, 1)
             joined = torch.logaddexp(mine, theirs)
             out[p.queries] = (
@@ -94,9 +102,12 @@ class _PackedAttention(torch.autograd.Function):
         for b in ctx.plan.buckets:
             g, o = _take(grad, b), _take(out, b)
             if b.real is not None:
-                # A pad's query repeats a real one: without a gradient of its own it adds nothing to keys and values.
+                # A pad's query repeats a real one: without a gradient of its own it adds nothing to
+                # keys and values.
                 g = _only_real(g, b)
-            parts = _backward(g, *(_take(x, b) for x in (q, k, v)), o, _take(lse, b), 0.0, True, scale=ctx.scale)
+            parts = _backward(
+                g, *(_take(x, b) for x in (q, k, v)), o, _take(lse, b), 0.0, True, scale=ctx.scale
+            )
             for whole, part in zip((dq, dk, dv), parts, strict=True):
                 _put(whole, b, part)
         for p in ctx.plan.prefixes:
@@ -149,7 +160,9 @@ def _only_real(g: Tensor, b: Bucket) -> Tensor:
 
 
 def make_plan(segments: tuple[Segment, ...]) -> CpuPlan:
-    """Group segments of like length, longest first: one joins a call when its padding costs less than a call."""
+    """Group segments of like length, longest first: one joins a call when its padding costs less
+    than a call.
+    """
     order = sorted((s for s in segments if s.length), key=lambda s: (-s.length, s.start))
     buckets: list[list[Segment]] = []
     for s in order:
@@ -176,7 +189,9 @@ def _bucket(members: list[Segment]) -> Bucket:
     if even and all(a.start + width == b.start for a, b in pairwise(members)):
         start = members[0].start
         return Bucket(len(members), width, slice(start, start + width * len(members)))
-    starts, lengths = (torch.tensor(x) for x in zip(*((s.start, s.length) for s in members), strict=True))
+    starts, lengths = (
+        torch.tensor(x) for x in zip(*((s.start, s.length) for s in members), strict=True)
+    )
     places = torch.arange(width)
     rows = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
     if even:
@@ -190,4 +205,6 @@ def _prefix(start: int, length: int, members: list[Segment]) -> Prefix:
     keys, count = slice(start, start + length), sum(s.length for s in members)
     if all(a.start + a.length == b.start for a, b in pairwise(members)):
         return Prefix(slice(members[0].start, members[0].start + count), count, keys)
-    return Prefix(torch.cat([torch.arange(s.start, s.start + s.length) for s in members]), count, keys)
+    return Prefix(
+        torch.cat([torch.arange(s.start, s.start + s.length) for s in members]), count, keys
+    )

@@ -1,4 +1,5 @@
-"""Packed attention for CUDA by flash kernels, and a plain one for any device that is also the tests' yardstick.
+"""Packed attention for CUDA by flash kernels, and a plain one for any device that is also the
+tests' yardstick.
 
 All take [tokens, heads, head_dim] and return [tokens, heads, head_dim].
 """
@@ -19,7 +20,9 @@ from trainer.models.layout import Layout
 
 @dataclass(frozen=True)
 class _VarlenPlan:
-    """int32 offsets of queries and keys; ``key_rows`` int64 repeats a prefix before each of its segments, or None."""
+    """int32 offsets of queries and keys; ``key_rows`` int64 repeats a prefix before each of its
+    segments, or None.
+    """
 
     cu_q: Tensor
     cu_k: Tensor
@@ -29,12 +32,16 @@ class _VarlenPlan:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """The flash-attn package's varlen kernel: causal, aligned to the last key, so a prefix is seen whole."""
+    """The flash-attn package's varlen kernel: causal, aligned to the last key, so a prefix is seen
+    whole.
+    """
     flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
 
     p = _varlen_plan(layout, q.device)
     k, v = _with_prefixes(k, p), _with_prefixes(v, p)
-    out: Tensor = flash_attn_varlen_func(q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, softmax_scale=scale, causal=True)
+    out: Tensor = flash_attn_varlen_func(
+        q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, softmax_scale=scale, causal=True
+    )
     return out
 
 
@@ -45,7 +52,9 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
     p = _varlen_plan(layout, q.device)
     k, v = _with_prefixes(k, p), _with_prefixes(v, p)
     gqa = q.shape[1] != k.shape[1]
-    out: Any = varlen_attn(q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, scale=scale, window_size=(-1, 0), enable_gqa=gqa)
+    out: Any = varlen_attn(
+        q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, scale=scale, window_size=(-1, 0), enable_gqa=gqa
+    )
     assert isinstance(out, Tensor)
     return out
 
@@ -59,7 +68,9 @@ def segment_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: fl
     for s in layout.segments:
         own = slice(s.start, s.start + s.length)
         prefix = slice(s.prefix_start, s.prefix_start + s.prefix_length)
-        keys, values = (torch.cat((x[prefix], x[own])) if s.prefix_length else x[own] for x in (k, v))
+        keys, values = (
+            torch.cat((x[prefix], x[own])) if s.prefix_length else x[own] for x in (k, v)
+        )
         bias = causal_lower_right(s.length, keys.shape[0]) if s.prefix_length else None
         queries, keys, values = (x.transpose(0, 1)[None] for x in (q[own], keys, values))
         part = F.scaled_dot_product_attention(
@@ -86,7 +97,12 @@ def _make_varlen_plan(layout: Layout, device: torch.device) -> _VarlenPlan:
     k = torch.tensor([s.length + s.prefix_length for s in layout.segments])
     rows = None
     if any(s.prefix_length for s in layout.segments):
-        spans = [(start, n) for s in layout.segments for start, n in ((s.prefix_start, s.prefix_length), s[:2]) if n]
+        spans = [
+            (start, n)
+            for s in layout.segments
+            for start, n in ((s.prefix_start, s.prefix_length), s[:2])
+            if n
+        ]
         rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(device)
 
     def offsets(lengths: Tensor) -> Tensor:

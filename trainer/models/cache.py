@@ -1,4 +1,6 @@
-"""The folder where built-in models are kept once made. Several ranks may make one at the same time."""
+"""The folder where built-in models are kept once made. Several ranks may make one at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -20,8 +22,8 @@ def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
 def cached(root: Path, name: str, recipe: str, build: Callable[[Path], None]) -> Path:
     """The folder ``name`` made by ``build`` from ``recipe``, making it when it isn't there.
 
-    It is made under another name and renamed when whole, so nobody sees half of it and the first to finish wins.
-    Raises :class:`UserError` when the cache can't be written.
+    It is made under another name and renamed when whole, so nobody sees half of it and the first to
+    finish wins. Raises :class:`UserError` when the cache can't be written.
     """
     final = root / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if final.is_dir():
@@ -38,7 +40,9 @@ def cached(root: Path, name: str, recipe: str, build: Callable[[Path], None]) ->
         try:
             build(work)
         except OSError as e:
-            raise UserError(f"cannot write builtin:{name} to the cache {root}: {e.strerror or e}") from e
+            raise UserError(
+                f"cannot write builtin:{name} to the cache {root}: {e.strerror or e}"
+            ) from e
         try:
             work.rename(final)
         except OSError:

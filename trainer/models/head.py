@@ -1,4 +1,6 @@
-"""The output projection that turns hidden states into log-probs and entropies a few tokens at a time."""
+"""The output projection that turns hidden states into log-probs and entropies a few tokens at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CHUNK_ELEMENTS = {"cuda": 2**25, "cpu": 2**23}
 
 @dataclass(frozen=True)
 class HeadRequest:
-    """What the next forward pass wants of the head instead of logits. ``sources``, ``target_ids`` int64 [targets]."""
+    """What the next forward pass wants of the head instead of logits. ``sources``, ``target_ids``
+    int64 [targets].
+    """
 
     sources: Tensor
     target_ids: Tensor
@@ -26,10 +30,11 @@ class HeadRequest:
 
 
 class TokenHead(nn.Linear):
-    """A bias-free ``lm_head``. Plain unless a request is set, so that generation sees an ordinary model.
+    """A bias-free ``lm_head``. Plain unless a request is set, so that generation sees an ordinary
+    model.
 
-    It stays a module of the model (not a function beside it), for ZeRO-3 gathers a module's weight around its forward
-    and backward pass.
+    It stays a module of the model (not a function beside it), for ZeRO-3 gathers a module's weight
+    around its forward and backward pass.
     """
 
     _request: HeadRequest | None = None
@@ -44,7 +49,9 @@ class TokenHead(nn.Linear):
             self._request = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary]; under a request float32 [targets, 2]: log-prob and entropy (0 when not asked)."""
+        """Logits [..., vocabulary]; under a request float32 [targets, 2]: log-prob and entropy (0
+        when not asked).
+        """
         request = self._request
         if request is None:
             return super().forward(hidden)
@@ -59,7 +66,8 @@ class TokenHead(nn.Linear):
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """log p(target) and entropy; logits exist for ``chunk_tokens`` targets at a time, in both directions.
+    """log p(target) and entropy; logits exist for ``chunk_tokens`` targets at a time, in both
+    directions.
 
     With z = logits / temperature, p = softmax(z), H = entropy:
     d log p(t) / dz = onehot(t) - p, and dH / dz = -p * (log p + H).
@@ -135,7 +143,9 @@ def default_chunk(vocabulary: int, device: str = "cuda") -> int:
 
 
 def make_token_head(head: nn.Module) -> TokenHead:
-    """Turn the ``lm_head`` of a model into a :class:`TokenHead` in place: same parameter, same name, same ties."""
+    """Turn the ``lm_head`` of a model into a :class:`TokenHead` in place: same parameter, same
+    name, same ties.
+    """
     if isinstance(head, TokenHead):
         return head
     if type(head) is not nn.Linear or head.bias is not None:

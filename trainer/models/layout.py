@@ -1,4 +1,6 @@
-"""What one micro-batch sends through the model: flat tokens, where documents begin, and which log-probs are wanted."""
+"""What one micro-batch sends through the model: flat tokens, where documents begin, and which
+log-probs are wanted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from trainer.data.batch import Batch
 
 
 class Segment(NamedTuple):
-    """A run of tokens in the flat row that attends causally to itself and, when it has one, to all of its prefix."""
+    """A run of tokens in the flat row that attends causally to itself and, when it has one, to all
+    of its prefix.
+    """
 
     start: int
     length: int
@@ -22,7 +26,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of a packed row, in order and without gaps. ``plans`` caches what a backend derives from them."""
+    """The segments of a packed row, in order and without gaps. ``plans`` caches what a backend
+    derives from them.
+    """
 
     segments: tuple[Segment, ...]
     plans: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -35,10 +41,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """One forward pass. ``input_ids`` and ``position_ids`` int64 [1, tokens] packed, [sequences, longest] padded.
+    """One forward pass. ``input_ids`` and ``position_ids`` int64 [1, tokens] packed, [sequences,
+    longest] padded.
 
-    ``sources`` int64 [targets]: flat row whose hidden state predicts the target; ``target_ids`` int64 [targets]: its
-    token; ``targets`` int64 [targets]: its place in the batch's flat columns, ascending.
+    ``sources`` int64 [targets]: flat row whose hidden state predicts the target; ``target_ids``
+    int64 [targets]: its token; ``targets`` int64 [targets]: its place in the batch's flat columns,
+    ascending.
     """
 
     input_ids: Tensor
@@ -64,23 +72,32 @@ class Packed:
             position_ids=self.position_ids.to(device, non_blocking=True),
             sources=self.sources.to(device, non_blocking=True),
             target_ids=self.target_ids.to(device, non_blocking=True),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
+            attention_mask=None
+            if self.attention_mask is None
+            else self.attention_mask.to(device, non_blocking=True),
         )
 
 
 def pack(batch: Batch, *, share_prompts: bool = False, all_tokens: bool = False) -> Packed:
-    """Lay the sequences end to end; with ``share_prompts`` sequences of one group hold their prompt once.
+    """Lay the sequences end to end; with ``share_prompts`` sequences of one group hold their prompt
+    once.
 
-    Targets are the tokens whose ``loss_mask`` is True (without that column, or with ``all_tokens``: all of them) but
-    never the first of a sequence. Prompts are shared when both ``groups`` and the prompts' tokens are equal. A batch
-    without sequences becomes one token without targets, so that every rank still runs a forward and backward pass.
+    Targets are the tokens whose ``loss_mask`` is True (without that column, or with ``all_tokens``:
+    all of them) but never the first of a sequence. Prompts are shared when both ``groups`` and the
+    prompts' tokens are equal. A batch without sequences becomes one token without targets, so that
+    every rank still runs a forward and backward pass.
     """
     wanted = _target_mask(batch, all_tokens)
     if len(batch) == 0:
         zero = torch.zeros(1, 1, dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
         return Packed(zero, zero, none, none, none, Layout((Segment(0, 1),)), None)
-    if share_prompts and len(batch) > 1 and "groups" in batch.rows and "prompt_lengths" in batch.rows:
+    if (
+        share_prompts
+        and len(batch) > 1
+        and "groups" in batch.rows
+        and "prompt_lengths" in batch.rows
+    ):
         tokens, rows, positions, segments = _shared(batch)
     else:
         tokens, rows, positions, segments = _plain(batch)
@@ -98,7 +115,9 @@ def pack(batch: Batch, *, share_prompts: bool = False, all_tokens: bool = False)
 
 
 def pad(batch: Batch, *, to: int | None = None, all_tokens: bool = False) -> Packed:
-    """The padded form [sequences, ``to`` or the longest] of the same targets: the baseline that packing is held to."""
+    """The padded form [sequences, ``to`` or the longest] of the same targets: the baseline that
+    packing is held to.
+    """
     if len(batch) == 0:
         return pack(batch)
     lengths = batch.lengths
@@ -135,7 +154,9 @@ def _plain(batch: Batch) -> tuple[Tensor, Tensor, Tensor, tuple[Segment, ...]]:
 
 
 def _shared(batch: Batch) -> tuple[Tensor, Tensor, Tensor, tuple[Segment, ...]]:
-    """As :func:`_plain`, a prompt followed by all of its responses, the prompts in order of first appearance."""
+    """As :func:`_plain`, a prompt followed by all of its responses, the prompts in order of first
+    appearance.
+    """
     starts, lengths = batch.cu_seqlens[:-1].tolist(), batch.lengths.tolist()
     prompts, groups = batch.rows["prompt_lengths"].tolist(), batch.rows["groups"].tolist()
     ids = batch.columns["input_ids"].numpy()

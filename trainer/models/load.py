@@ -15,8 +15,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from trainer.base.errors import UserError, nearest
 from trainer.batching.cost import ModelShape
-from trainer.errors import UserError, nearest
 from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
@@ -37,14 +37,19 @@ class LoadedModel:
     source: str
     """Folder or hub id that the weights came from."""
     frozen: str | None = None
-    """Digest of the weights that stay as they are while adapters are trained; None where all are trained."""
+    """Digest of the weights that stay as they are while adapters are trained; None where all are
+    trained.
+    """
 
     def require_positions(self, length: int) -> None:
-        """Raise :class:`UserError` for sequences of ``length`` tokens that the model has no positions for."""
+        """Raise :class:`UserError` for sequences of ``length`` tokens that the model has no
+        positions for.
+        """
         known = getattr(self.model.config, "max_position_embeddings", None)
         if isinstance(known, int) and length > known:
             raise UserError(
-                f"data.max_prompt_length + data.max_response_length = {length} tokens, and {self.source} knows {known} "
+                f"data.max_prompt_length + data.max_response_length = {length} tokens, and "
+                f"{self.source} knows {known} "
                 "positions (max_position_embeddings): lower one of the two"
             )
 
@@ -58,11 +63,12 @@ def load_model(
     cache_dir: str | os.PathLike[str] | None = None,
     adapters: lora.Lora | None = None,
 ) -> LoadedModel:
-    """Load ``path``: a Hugging Face folder, a hub id, ``builtin:tiny`` or ``builtin:smollm2``. With ``adapters`` only
-    these are trained.
+    """Load ``path``: a Hugging Face folder, a hub id, ``builtin:tiny`` or ``builtin:smollm2``. With
+    ``adapters`` only these are trained.
 
-    Raises :class:`UserError` for a folder that is missing or has no weights, an unknown built-in name, a family that is
-    not supported, a tokenizer that doesn't fit the model and an adapter for a layer that it doesn't have.
+    Raises :class:`UserError` for a folder that is missing or has no weights, an unknown built-in
+    name, a family that is not supported, a tokenizer that doesn't fit the model and an adapter for
+    a layer that it doesn't have.
     """
     attention.register()
     source = resolve(path, cache_dir)
@@ -70,8 +76,10 @@ def load_model(
     tokenizer = load_tokenizer(source, path)
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's vocabulary of "
-            f"{config.vocab_size}: give the tokenizer it was trained with, or resize its embeddings "
+            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's "
+            "vocabulary of "
+            f"{config.vocab_size}: give the tokenizer it was trained with, or resize its "
+            "embeddings "
             "(model.resize_token_embeddings) and save it again"
         )
     model = _weights(source, path, config, dtype)
@@ -84,11 +92,15 @@ def load_model(
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
-    return LoadedModel(model.to(device).train(), tokenizer, model_shape(config), str(source), frozen)
+    return LoadedModel(
+        model.to(device).train(), tokenizer, model_shape(config), str(source), frozen
+    )
 
 
 def prepare_model(model: nn.Module) -> nn.Module:
-    """Give a transformers causal language model the packed attention and the head that :func:`token_stats` needs."""
+    """Give a transformers causal language model the packed attention and the head that
+    :func:`token_stats` needs.
+    """
     attention.register()
     model.set_attn_implementation(attention.NAME)  # type: ignore[operator]
     make_token_head(model.get_output_embeddings())  # type: ignore[operator]
@@ -107,12 +119,16 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
             with _no_progress_bars():
                 return str(cached(root, name, smollm2.RECIPE, smollm2.build))
         known = " and ".join(f"builtin:{n}" for n in BUILTIN)
-        raise UserError(f"{KEY}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}")
+        raise UserError(
+            f"{KEY}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}"
+        )
     folder = Path(path).expanduser()
     if folder.is_dir():
         return str(_checked(folder))
     if folder.exists():
-        raise UserError(f"{KEY}: {path} is a file; give the folder that holds config.json and the weights")
+        raise UserError(
+            f"{KEY}: {path} is a file; give the folder that holds config.json and the weights"
+        )
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise UserError(
             f"{KEY}: there is no folder {path}. Give a Hugging Face folder, a hub id such as "
@@ -122,13 +138,18 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
 
 
 def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a resolved ``source``; ``path`` is what the user typed. A missing pad token is its end token."""
+    """The tokenizer of a resolved ``source``; ``path`` is what the user typed. A missing pad token
+    is its end token.
+    """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as e:
         raise UserError(f"{KEY}: {path} has no usable tokenizer: {_first_line(e)}") from e
     if tokenizer.eos_token_id is None:
-        raise UserError(f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would never stop")
+        raise UserError(
+            f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would "
+            "never stop"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -137,7 +158,8 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
 def model_shape(config: Any) -> ModelShape:
     """The numbers that the planner's cost model wants, from a transformers config.
 
-    Mixture-of-experts fields are read under the names of Mixtral, Qwen2-MoE, Qwen3-MoE and DeepSeek.
+    Mixture-of-experts fields are read under the names of Mixtral, Qwen2-MoE, Qwen3-MoE and
+    DeepSeek.
     """
     experts = _first_number(config, "num_experts", "num_local_experts", "n_routed_experts")
     per_token = _first_number(config, "num_experts_per_tok") if experts else 0
@@ -169,7 +191,9 @@ def _first_number(config: Any, *names: str) -> int:
 
 
 def _dense_layers(config: Any, layers: int) -> int:
-    """Layers that keep the dense feed-forward: the first ones (DeepSeek), or those listed or skipped (Qwen-MoE)."""
+    """Layers that keep the dense feed-forward: the first ones (DeepSeek), or those listed or
+    skipped (Qwen-MoE).
+    """
     first = _first_number(config, "first_k_dense_replace")
     listed = set(getattr(config, "mlp_only_layers", None) or ())
     step = _first_number(config, "decoder_sparse_step") or 1
@@ -178,11 +202,14 @@ def _dense_layers(config: Any, layers: int) -> int:
 
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
-        raise UserError(f"{KEY}: {folder} has no config.json, so it is no Hugging Face model folder")
+        raise UserError(
+            f"{KEY}: {folder} has no config.json, so it is no Hugging Face model folder"
+        )
     if not any(folder.glob("*.safetensors")):
         held = ", ".join(sorted(f.name for f in folder.iterdir())[:8])
         raise UserError(
-            f"{KEY}: {folder} has no weights (*.safetensors); it holds {held}. Copy the weights there, or convert "
+            f"{KEY}: {folder} has no weights (*.safetensors); it holds {held}. Copy the weights "
+            "there, or convert "
             "pytorch_model.bin with save_pretrained"
         )
     return folder
@@ -195,13 +222,19 @@ def _config(source: str, path: str) -> Any:
         raise UserError(f"{KEY}: cannot read the model config of {path}: {_first_line(e)}") from e
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"{KEY}: {path} is of the family {config.model_type!r}; supported are {', '.join(FAMILIES)} "
+            f"{KEY}: {path} is of the family {config.model_type!r}; supported are "
+            f"{', '.join(FAMILIES)} "
             "(Llama, Qwen2, Qwen2.5, Qwen3)"
         )
     if "sliding_attention" in (getattr(config, "layer_types", None) or []):
-        raise UserError(f"{KEY}: {path} uses sliding-window attention, which packed batches don't support")
+        raise UserError(
+            f"{KEY}: {path} uses sliding-window attention, which packed batches don't support"
+        )
     if getattr(config, "attention_dropout", 0.0):
-        raise UserError(f"{KEY}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios need none")
+        raise UserError(
+            f"{KEY}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios "
+            "need none"
+        )
     return config
 
 
@@ -222,7 +255,10 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
         # transformers would fill them with random numbers and go on.
         missing = sorted(report["missing_keys"])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(f"{KEY}: the weights of {path} lack {', '.join(missing[:3])}{more}; the copy is incomplete")
+        raise UserError(
+            f"{KEY}: the weights of {path} lack {', '.join(missing[:3])}{more}; the copy is "
+            "incomplete"
+        )
     loaded: nn.Module = model
     return loaded
 

@@ -1,7 +1,8 @@
-"""LoRA (Hu et al., arXiv 2106.09685): trained matrices of a low rank beside the model's own weights, which stay.
+"""LoRA (Hu et al., arXiv 2106.09685): trained matrices of a low rank beside the model's own
+weights, which stay.
 
-Adapters are peft's layers inside the transformers model: its class, its forward pass and the names of all other weights
-are as before. Everything else that the project has to know of them is here.
+Adapters are peft's layers inside the transformers model: its class, its forward pass and the names
+of all other weights are as before. Everything else that the project has to know of them is here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 KEY = "actor_rollout_ref.model.target_modules"
 ALL = "all-linear"
@@ -29,7 +30,9 @@ BASE = ".base_layer"
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Adapters of ``rank`` on the linear layers named ``targets``, or on all but the head. ``seed``: of lora_A."""
+    """Adapters of ``rank`` on the linear layers named ``targets``, or on all but the head.
+    ``seed``: of lora_A.
+    """
 
     rank: int
     alpha: float
@@ -39,7 +42,9 @@ class Lora:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The layer's output has ``scale * x @ down.T @ up.T`` added; ``down`` [rank, in], ``up`` [out, rank]."""
+    """The layer's output has ``scale * x @ down.T @ up.T`` added; ``down`` [rank, in], ``up`` [out,
+    rank].
+    """
 
     down: nn.Parameter
     up: nn.Parameter
@@ -57,10 +62,14 @@ class Weight:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What has to be whole when it is ``merged``."""
-        return [self.own] if self.adapter is None else [self.own, self.adapter.down, self.adapter.up]
+        return (
+            [self.own] if self.adapter is None else [self.own, self.adapter.down, self.adapter.up]
+        )
 
     def merged(self) -> Tensor:
-        """W, or W + scale up @ down: added up in float32 and rounded once to the type of W. Without gradient."""
+        """W, or W + scale up @ down: added up in float32 and rounded once to the type of W. Without
+        gradient.
+        """
         own = self.own.detach()
         if self.adapter is None:
             return own
@@ -69,7 +78,8 @@ class Weight:
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Give ``model`` (transformers) its adapters and freeze everything else. With up = 0 it computes what it did.
+    """Give ``model`` (transformers) its adapters and freeze everything else. With up = 0 it
+    computes what it did.
 
     Raises :class:`UserError` for a target that is no linear layer of the model.
     """
@@ -104,7 +114,9 @@ def adapter_of(layer: nn.Module) -> Adapter | None:
 
 
 def weights(model: nn.Module) -> Iterator[Weight]:
-    """The weights under the names and in the order that ``named_parameters`` had without adapters: tied ones once."""
+    """The weights under the names and in the order that ``named_parameters`` had without adapters:
+    tied ones once.
+    """
     seen: set[int] = set()
     for prefix, layer in model.named_modules():
         adapter = adapter_of(layer)
@@ -122,9 +134,11 @@ def weights(model: nn.Module) -> Iterator[Weight]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
-    """Within: ``model`` computes what it did before it had adapters. Not for a pass that will see a ``backward``.
+    """Within: ``model`` computes what it did before it had adapters. Not for a pass that will see a
+    ``backward``.
 
-    peft's own switch also takes the adapters' ``requires_grad`` away, which DeepSpeed and a checkpoint go by.
+    peft's own switch also takes the adapters' ``requires_grad`` away, which DeepSpeed and a
+    checkpoint go by.
     """
     layers: list[Any] = [layer for layer in model.modules() if adapter_of(layer) is not None]
     for layer in layers:
@@ -141,12 +155,16 @@ def digest(model: nn.Module) -> str:
     found = xxh3_128()
     for name, parameter in model.named_parameters():
         found.update(name.encode())
-        found.update(parameter.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
+        found.update(
+            parameter.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data
+        )
     return found.hexdigest()
 
 
 def write_adapter(model: nn.Module, folder: Path) -> None:
-    """``adapter_model.safetensors`` and ``adapter_config.json`` as ``peft.PeftModel.from_pretrained`` reads them."""
+    """``adapter_model.safetensors`` and ``adapter_config.json`` as
+    ``peft.PeftModel.from_pretrained`` reads them.
+    """
     tensors = {
         "base_model.model." + name.replace(f".{NAME}.", "."): parameter.detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
@@ -166,7 +184,8 @@ def _targets(model: nn.Module, wanted: Literal["all-linear"] | Sequence[str]) ->
         return known
     if unknown := [name for name in wanted if name not in known]:
         raise UserError(
-            f"{KEY}: the model has no linear layer named {', '.join(unknown)}, but {', '.join(known)}; {ALL} means all "
+            f"{KEY}: the model has no linear layer named {', '.join(unknown)}, but "
+            f"{', '.join(known)}; {ALL} means all "
             "of these"
         )
     return list(wanted)

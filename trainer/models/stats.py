@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.models.head import HeadRequest, TokenHead, default_chunk
 from trainer.models.layout import Packed
 
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Per target: ``log_probs`` float32 [targets]; ``entropy`` float32 [targets] in nats, or None when not asked."""
+    """Per target: ``log_probs`` float32 [targets]; ``entropy`` float32 [targets] in nats, or None
+    when not asked.
+    """
 
     log_probs: Tensor
     entropy: Tensor | None
@@ -31,20 +33,24 @@ def token_stats(
     chunk_tokens: int | None = None,
     forward: Callable[..., Any] | None = None,
 ) -> TokenStats:
-    """Log-probs (and entropies) of ``packed``'s targets under softmax(logits / temperature), differentiable.
+    """Log-probs (and entropies) of ``packed``'s targets under softmax(logits / temperature),
+    differentiable.
 
-    ``model`` comes from :func:`trainer.models.load_model`; ``forward`` is called in its place when an engine wraps it.
-    At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25 logits, 2**23 on a CPU). The result
-    lies on the model's device.
+    ``model`` comes from :func:`trainer.models.load_model`; ``forward`` is called in its place when
+    an engine wraps it. At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25
+    logits, 2**23 on a CPU). The result lies on the model's device.
 
     Raises :class:`UserError` when a token id is past the vocabulary.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     if not isinstance(head, TokenHead):
-        raise TypeError("token_stats needs a model from load_model: its output projection is not a TokenHead")
+        raise TypeError(
+            "token_stats needs a model from load_model: its output projection is not a TokenHead"
+        )
     vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr,arg-type]
     _check_ids(packed, vocabulary)
-    # Recomputation of activations is a matter of model.training; a generator may have left eval() behind.
+    # Recomputation of activations is a matter of model.training; a generator may have left eval()
+    # behind.
     if model.training != torch.is_grad_enabled():
         model.train(torch.is_grad_enabled())
     packed = packed.to(model.device)  # type: ignore[arg-type]
@@ -64,8 +70,8 @@ def token_stats(
 def _attention(packed: Packed) -> dict[str, Any]:
     if packed.layout is None:
         return {"attention_mask": packed.attention_mask}
-    # A mask with four axes passes transformers' mask making untouched, which would otherwise build [tokens, tokens]
-    # from the resets of position_ids. The packed attention never reads it.
+    # A mask with four axes passes transformers' mask making untouched, which would otherwise build
+    # [tokens, tokens] from the resets of position_ids. The packed attention never reads it.
     return {
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.input_ids.device),
         "packed_layout": packed.layout,
@@ -78,6 +84,8 @@ def _check_ids(packed: Packed, vocabulary: int) -> None:
     low, high = int(packed.input_ids.min()), int(packed.input_ids.max())
     if low < 0 or high >= vocabulary:
         raise UserError(
-            f"token id {low if low < 0 else high} is outside the model's vocabulary (ids 0 to {vocabulary - 1}): the "
-            "data was made with another tokenizer. Use the tokenizer of actor_rollout_ref.model.path"
+            f"token id {low if low < 0 else high} is outside the model's vocabulary (ids 0 to "
+            f"{vocabulary - 1}): the "
+            "data was made with another tokenizer. Use the tokenizer of "
+            "actor_rollout_ref.model.path"
         )

@@ -1,4 +1,6 @@
-"""``builtin:tiny``: a small Llama with its own tokenizer, made on the spot. It learns short sums in a minute or two."""
+"""``builtin:tiny``: a small Llama with its own tokenizer, made on the spot. It learns short sums in
+a minute or two.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,15 @@ def build(folder: Path) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 512 tokens; every digit is a token, so that sums are written as they are added."""
+    """Byte-level BPE of 512 tokens; every digit is a token, so that sums are written as they are
+    added.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -85,12 +92,18 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 _WORDS = (
-    "What is the sum of and ? Add to . Subtract from Compute: plus minus times divided by equals How many are "
-    "left in all  Answer The answer is #### Let us think step by step. First, we add then carry so total "
-    "therefore because each every  apples oranges books coins marbles pencils cookies dollars cents hours minutes "
-    "days weeks has have had buys sells gives  takes eats finds loses makes more less than twice half as many "
-    "much cost price per one two three four five six seven  eight nine ten eleven twelve twenty thirty forty "
-    "fifty hundred Tom Anna Ben Clara Sam Lily he she they it his her their  if when now left over away remaining "
+    "What is the sum of and ? Add to . Subtract from Compute: plus minus times divided by equals "
+    "How many are "
+    "left in all  Answer The answer is #### Let us think step by step. First, we add then carry so "
+    "total "
+    "therefore because each every  apples oranges books coins marbles pencils cookies dollars "
+    "cents hours minutes "
+    "days weeks has have had buys sells gives  takes eats finds loses makes more less than twice "
+    "half as many "
+    "much cost price per one two three four five six seven  eight nine ten eleven twelve twenty "
+    "thirty forty "
+    "fifty hundred Tom Anna Ben Clara Sam Lily he she they it his her their  if when now left over "
+    "away remaining "
     "altogether number result solve problem question help please yes no true false"
 )
 

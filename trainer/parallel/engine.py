@@ -1,4 +1,6 @@
-"""DeepSpeed behind one small door: any number of micro-batches, then one optimizer step with the exact gradient."""
+"""DeepSpeed behind one small door: any number of micro-batches, then one optimizer step with the
+exact gradient.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.parallel.host_memory import keep_from_children, trim_host_memory
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 
-# Its Muon optimizer has functions compiled, which would load all of torch's compiler: 1.5 s and 70 MB of each rank.
+# Its Muon optimizer has functions compiled, which would load all of torch's compiler: 1.5 s and 70
+# MB of each rank.
 _compile, torch.compile = torch.compile, lambda f=None, **_: f if f else (lambda g: g)  # type: ignore[assignment]
 try:
     import deepspeed.runtime.zero.muon.original_muon
@@ -56,14 +59,18 @@ BUCKET = 50_000_000
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW for ZeRO stage 0 in float32, where DeepSpeed reports no gradient norm and steps on a non-finite one."""
+    """AdamW for ZeRO stage 0 in float32, where DeepSpeed reports no gradient norm and steps on a
+    non-finite one.
+    """
 
     max_norm: float = 0.0
     grad_norm: float = 0.0
     overflow: bool = False
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Clip to ``max_norm`` (0: don't) and step; leave the weights alone when the norm is not finite."""
+        """Clip to ``max_norm`` (0: don't) and step; leave the weights alone when the norm is not
+        finite.
+        """
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in params])
         self.grad_norm = float(norm)
@@ -76,9 +83,11 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 class Engine:
-    """A model, its optimizer and DeepSpeed. K times ``backward``, then one ``step``; K may differ from step to step.
+    """A model, its optimizer and DeepSpeed. K times ``backward``, then one ``step``; K may differ
+    from step to step.
 
-    Every rank calls ``backward`` equally often when ``needs_equal_counts`` (ZeRO 2 and 3 synchronise inside it).
+    Every rank calls ``backward`` equally often when ``needs_equal_counts`` (ZeRO 2 and 3
+    synchronise inside it).
     """
 
     def __init__(self, model: nn.Module, settings: EngineSettings, world: World) -> None:
@@ -89,14 +98,19 @@ class Engine:
         self.before_step: Callable[[], None] = lambda: None
         """Called before the weights change: a checkpoint's copy may still be reading them."""
         self._open = 0  # forward passes whose backward is still to come
-        self._large = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) >= TRIM_FROM
-        self.trained = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+        self._large = (
+            sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) >= TRIM_FROM
+        )
+        self.trained = sum(
+            getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad
+        )
         """Parameters with a gradient, over all ranks."""
         self._private = -1  # states of the optimizer that worker processes don't inherit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model through DeepSpeed. Passes that will see a ``backward`` have to go this way: ZeRO-3 counts the
-        micro-batches of a step here, and keeps only the last one's gradient when it isn't told of them.
+        """The model through DeepSpeed. Passes that will see a ``backward`` have to go this way:
+        ZeRO-3 counts the micro-batches of a step here, and keeps only the last one's gradient when
+        it isn't told of them.
         """
         self._open = 1
         return self.ds(*args, **kwargs)
@@ -115,15 +129,20 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this micro-batch's share of the step's loss.
 
-        ``loss`` is already divided by the *global* normaliser; DeepSpeed averages over ranks, which is undone here.
+        ``loss`` is already divided by the *global* normaliser; DeepSpeed averages over ranks, which
+        is undone here.
         """
         if not self._open:
-            raise RuntimeError("backward without Engine.forward before it: ZeRO-3 would lose a micro-batch")
+            raise RuntimeError(
+                "backward without Engine.forward before it: ZeRO-3 would lose a micro-batch"
+            )
         self._open = 0
         self.ds.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self, *, lr: float, max_norm: float) -> StepResult:
-        """One optimizer step over everything since the last: clip the global norm to ``max_norm`` (0: don't)."""
+        """One optimizer step over everything since the last: clip the global norm to ``max_norm``
+        (0: don't).
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.before_step()
@@ -141,14 +160,17 @@ class Engine:
         return StepResult(norm if applied else float("nan"), applied)
 
     def keep_private(self) -> None:
-        """Weights, masters and moments, as soon as they are there: a worker that is forked needs none of them. Call it
-        before the first one is forked, when a checkpoint's moments are there; ``step`` does so for new ones.
+        """Weights, masters and moments, as soon as they are there: a worker that is forked needs
+        none of them. Call it before the first one is forked, when a checkpoint's moments are there;
+        ``step`` does so for new ones.
         """
         inner = self.optimizer if self._guarded else self.ds.optimizer.optimizer
         if len(inner.state) != self._private:
             self._private = len(inner.state)
             held = [p for group in inner.param_groups for p in group["params"]]
-            states = [v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor)]
+            states = [
+                v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor)
+            ]
             keep_from_children(t.detach() for t in [*self.module.parameters(), *held, *states])
 
     def discard(self) -> None:
@@ -157,7 +179,9 @@ class Engine:
         self.ds.optimizer.zero_grad() if self.settings.zero_stage else self.ds.zero_grad()
 
     def wait(self) -> None:
-        """Until the device has done what was asked of it, so that a clock read next tells the truth."""
+        """Until the device has done what was asked of it, so that a clock read next tells the
+        truth.
+        """
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
 
@@ -170,13 +194,17 @@ class Engine:
             self.trim()
 
     def trim(self) -> None:
-        """Give freed host memory back, where the model is so large that it counts: taking it again costs time too."""
+        """Give freed host memory back, where the model is so large that it counts: taking it again
+        costs time too.
+        """
         if self._large:
             trim_host_memory()
 
     @contextmanager
     def whole_weights(self) -> Iterator[nn.Module]:
-        """The module with all weights present, also under ZeRO-3: for generation and export. Read only."""
+        """The module with all weights present, also under ZeRO-3: for generation and export. Read
+        only.
+        """
         if self.settings.zero_stage < 3:
             yield self.module
             return
@@ -185,8 +213,11 @@ class Engine:
 
 
 def ds_config(settings: EngineSettings, *, guarded: bool) -> dict[str, Any]:
-    """DeepSpeed's configuration. Clipping is set for each step by ``Engine.step``: its default of 1.0 never applies."""
-    # DeepSpeed's own buckets hold 500 million elements: 2 GB of every rank's memory while gradients are reduced.
+    """DeepSpeed's configuration. Clipping is set for each step by ``Engine.step``: its default of
+    1.0 never applies.
+    """
+    # DeepSpeed's own buckets hold 500 million elements: 2 GB of every rank's memory while gradients
+    # are reduced.
     buckets = {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, **buckets}
     if settings.offload_optimizer:
@@ -198,8 +229,9 @@ def ds_config(settings: EngineSettings, *, guarded: bool) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # Every backward accumulates and step() is the boundary. Without this key DeepSpeed 0.18.9 and later keep only
-        # the last micro-batch's gradient under ZeRO 1 and 2; the start-up self-test proves that it works.
+        # Every backward accumulates and step() is the boundary. Without this key DeepSpeed 0.18.9
+        # and later keep only the last micro-batch's gradient under ZeRO 1 and 2; the start-up
+        # self-test proves that it works.
         "managed_gradient_accumulation": False,
         "gradient_clipping": 0.0,
         "zero_optimization": zero,
@@ -215,13 +247,26 @@ def ds_config(settings: EngineSettings, *, guarded: bool) -> dict[str, Any]:
 def _initialize(model: nn.Module, settings: EngineSettings, *, guarded: bool) -> tuple[Any, Any]:
     decay = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decay, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     kind = GuardedAdamW if guarded else torch.optim.AdamW
     _without_compiling()
-    # Fused: one pass over memory. The plain form makes temporaries as large as a shard of the model, several at a time.
-    optimizer = kind([g for g in groups if g["params"]], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    # Fused: one pass over memory. The plain form makes temporaries as large as a shard of the
+    # model, several at a time.
+    optimizer = kind(
+        [g for g in groups if g["params"]],
+        lr=0.0,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
     engine, wrapped, _, _ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=ds_config(settings, guarded=guarded), dist_init_required=False
+        model=model,
+        optimizer=optimizer,
+        config=ds_config(settings, guarded=guarded),
+        dist_init_required=False,
     )
     return engine, optimizer if guarded else wrapped
 
@@ -229,7 +274,7 @@ def _initialize(model: nn.Module, settings: EngineSettings, *, guarded: bool) ->
 def _without_compiling() -> None:
     """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU.
 
-    Only its inference engine calls it, yet it is built when the first engine starts: a minute and 3 GB of two
-    compilers, under a lock that a killed build leaves behind for ever.
+    Only its inference engine calls it, yet it is built when the first engine starts: a minute and 3
+    GB of two compilers, under a lock that a killed build leaves behind for ever.
     """
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

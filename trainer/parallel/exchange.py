@@ -1,4 +1,6 @@
-"""Ragged columns between ranks: gather whole batches, or merge a column that different ranks computed."""
+"""Ragged columns between ranks: gather whole batches, or merge a column that different ranks
+computed.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,23 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from trainer.data.batch import Batch
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 
 
 def gather(batch: Batch, world: World, *, order_by: str = "ids") -> Batch:
     """The batches of all ranks as one, the same on every rank, ordered by the row ``order_by``.
 
-    Two exchanges: the sizes in bytes, then the columns themselves. The order makes what follows independent of which
-    rank made which sequence.
+    Two exchanges: the sizes in bytes, then the columns themselves. The order makes what follows
+    independent of which rank made which sequence.
     """
     merged = Batch.concat([_unpack(part) for part in _all_gather_bytes(_pack(batch), world)])
     return merged.select(torch.argsort(merged.rows[order_by], stable=True))
 
 
 def merge_column(pieces: Sequence[tuple[Tensor, Tensor]], num_tokens: int, world: World) -> Tensor:
-    """float32 [num_tokens] of (places, values) pieces that were computed on any rank; other tokens hold 0."""
+    """float32 [num_tokens] of (places, values) pieces that were computed on any rank; other tokens
+    hold 0.
+    """
     column = torch.zeros(num_tokens, dtype=torch.float32)
     for places, values in pieces:
         column[places.cpu()] = values.detach().float().cpu()
@@ -33,7 +37,9 @@ def merge_column(pieces: Sequence[tuple[Tensor, Tensor]], num_tokens: int, world
 
 
 def means_by_name(rows: Sequence[Mapping[str, float]], world: World) -> dict[str, float]:
-    """Per name the mean over the ``rows`` of all ranks that have it. Ranks may know different names; collective."""
+    """Per name the mean over the ``rows`` of all ranks that have it. Ranks may know different
+    names; collective.
+    """
     mine: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -49,7 +55,9 @@ def means_by_name(rows: Sequence[Mapping[str, float]], world: World) -> dict[str
 
 def _pack(batch: Batch) -> bytes:
     tensors = {"cu_seqlens": batch.cu_seqlens}
-    tensors |= {f"c.{k}": v for k, v in batch.columns.items()} | {f"r.{k}": v for k, v in batch.rows.items()}
+    tensors |= {f"c.{k}": v for k, v in batch.columns.items()} | {
+        f"r.{k}": v for k, v in batch.rows.items()
+    }
     return bytes(save({k: v.contiguous() for k, v in tensors.items()}))
 
 

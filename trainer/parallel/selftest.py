@@ -1,4 +1,6 @@
-"""The start-up self-test: uneven micro-batches must give the gradient of their sum, on the engine that will train."""
+"""The start-up self-test: uneven micro-batches must give the gradient of their sum, on the engine
+that will train.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer.parallel.engine import Engine, EngineSettings
-from trainer.parallel.world import World
+from trainer.ranks.world import World
 
 ROWS, WIDTH = 12, 8
 
@@ -21,14 +23,18 @@ def _loss(model: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 def _model() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, 1, bias=False))
+        return nn.Sequential(
+            nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, 1, bias=False)
+        )
 
 
 def run(settings: EngineSettings, world: World) -> float:
-    """Compare the engine's gradient norm over 3 uneven micro-batches a rank with that of one plain backward.
+    """Compare the engine's gradient norm over 3 uneven micro-batches a rank with that of one plain
+    backward.
 
-    Returns the relative difference. Raises RuntimeError when it is above 1e-4 (float32) or 2e-2 (bfloat16): then this
-    DeepSpeed loses micro-batches, and nothing that it trained could be trusted.
+    Returns the relative difference. Raises RuntimeError when it is above 1e-4 (float32) or 2e-2
+    (bfloat16): then this DeepSpeed loses micro-batches, and nothing that it trained could be
+    trusted.
     """
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -46,7 +52,9 @@ def run(settings: EngineSettings, world: World) -> float:
     off = abs(got - want) / want
     if not off <= (2e-2 if settings.bf16 else 1e-4):
         raise RuntimeError(
-            f"self-test: the gradient of uneven micro-batches under ZeRO {settings.zero_stage} has norm {got:.6g}, "
-            f"their sum {want:.6g}. This DeepSpeed loses micro-batches; install the locked set under requirements/"
+            f"self-test: the gradient of uneven micro-batches under ZeRO {settings.zero_stage} has "
+            f"norm {got:.6g}, "
+            f"their sum {want:.6g}. This DeepSpeed loses micro-batches; install the locked set "
+            "under requirements/"
         )
     return off

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.config.cli import complain
-from trainer.errors import UserError
-from trainer.plan.words import Words, split
+from trainer.plan.options import Words, split
 
 HELP = """\
 python -m trainer.plan [KEY=VALUE ...] [plan.KEY=VALUE ...]
@@ -28,7 +28,10 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv):
         from dataclasses import fields
 
-        rows = "".join(f"  plan.{f.name:<16}{f.metadata['help']} (default {f.default})\n" for f in fields(Words))
+        rows = "".join(
+            f"  plan.{f.name:<16}{f.metadata['help']} (default {f.default})\n"
+            for f in fields(Words)
+        )
         sys.stdout.write(HELP + rows)
         return 0
     from trainer.config.entry import compose_and
@@ -43,7 +46,7 @@ def main(argv: list[str]) -> int:
 def show(settings: Any, words: Words) -> int:
     """Print the plan of composed settings. Raises UserError with every violation at once."""
     from trainer.config import load
-    from trainer.config.problems import as_error
+    from trainer.config.checks.problems import as_error
     from trainer.plan import lengths, model, report
 
     config = load(settings, complete=False)
@@ -53,9 +56,13 @@ def show(settings: Any, words: Words) -> int:
     sizes = report.sizes_with(config, words, shape)
     measured = None
     if config.data.train_files is not None:
-        tokenizer = folder / "tokenizer.json" if folder and (folder / "tokenizer.json").is_file() else None
+        tokenizer = (
+            folder / "tokenizer.json" if folder and (folder / "tokenizer.json").is_file() else None
+        )
         keys = config.data
-        measured = lengths.measure(config.data.train_files, keys.prompt_key, keys.response_key, tokenizer)
+        measured = lengths.measure(
+            config.data.train_files, keys.prompt_key, keys.response_key, tokenizer
+        )
     try:
         sys.stdout.write(report.report(config, words, sizes, shape, measured))
     except ValueError as error:

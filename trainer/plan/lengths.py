@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 SAMPLE = 2000
 """Rows that are measured."""
@@ -33,8 +33,12 @@ class Lengths:
     """By the model's own tokenizer; else by characters."""
 
 
-def measure(files: str | list[str], prompt_key: str, response_key: str, tokenizer: Path | None) -> Lengths:
-    """Lengths of the first ``SAMPLE`` rows. Raises UserError for a missing file or field, naming what is there."""
+def measure(
+    files: str | list[str], prompt_key: str, response_key: str, tokenizer: Path | None
+) -> Lengths:
+    """Lengths of the first ``SAMPLE`` rows. Raises UserError for a missing file or field, naming
+    what is there.
+    """
     paths = _paths(files)
     count = _counter(tokenizer)
     prompts: list[int] = []
@@ -42,7 +46,8 @@ def measure(files: str | list[str], prompt_key: str, response_key: str, tokenize
     for path, row in islice(_rows(paths), SAMPLE):
         if prompt_key not in row:
             raise UserError(
-                f"data.prompt_key={prompt_key}: {path} has no such field; it has {', '.join(map(str, row))}. "
+                f"data.prompt_key={prompt_key}: {path} has no such field; it has "
+                f"{', '.join(map(str, row))}. "
                 "Set data.prompt_key"
             )
         prompts.append(count(_text(row[prompt_key])))
@@ -56,7 +61,9 @@ def measure(files: str | list[str], prompt_key: str, response_key: str, tokenize
         measured=len(prompts),
         mean_prompt=sum(prompts) / len(prompts),
         mean_response=sum(responses) / len(responses) if full else None,
-        longest=max(a + b for a, b in zip(prompts, responses if full else [0] * len(prompts), strict=True)),
+        longest=max(
+            a + b for a, b in zip(prompts, responses if full else [0] * len(prompts), strict=True)
+        ),
         exact=tokenizer is not None,
     )
 
@@ -70,7 +77,10 @@ def _paths(files: str | list[str]) -> list[Path]:
         else:
             matches = [Path(match) for match in sorted(glob.glob(str(root)))]
         if not matches:
-            raise UserError(f"data.train_files: {name} is not there; give a JSONL or Parquet file, a folder or a glob")
+            raise UserError(
+                f"data.train_files: {name} is not there; give a JSONL or Parquet file, a folder or "
+                "a glob"
+            )
         found += matches
     return found
 
@@ -108,7 +118,9 @@ def _row_count(path: Path) -> int:
 def _text(value: Any) -> str:
     """The text of a field: itself, or the contents of chat messages."""
     if isinstance(value, list):
-        return "\n".join(str(m.get("content", "")) if isinstance(m, dict) else str(m) for m in value)
+        return "\n".join(
+            str(m.get("content", "")) if isinstance(m, dict) else str(m) for m in value
+        )
     return str(value)
 
 

@@ -1,4 +1,6 @@
-"""Predicted memory of one rank by part, and the size of a checkpoint. Pure functions; all sizes in bytes."""
+"""Predicted memory of one rank by part, and the size of a checkpoint. Pure functions; all sizes in
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ class Memory:
     @property
     def training(self) -> int:
         """Peak of an update."""
-        return self.weights + self.gradients + self.optimizer + self.reference + self.activations + self.logits
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.reference
+            + self.activations
+            + self.logits
+        )
 
     @property
     def generation(self) -> int:
@@ -50,12 +59,12 @@ def predict(
     optimizer_offload: bool = False,
     adapters: int = 0,
 ) -> Memory:
-    """Memory of a rank. ``adapters``: parameters that are trained in place of the model's own (LoRA), whose reference
-    is the model itself; 0: all are.
+    """Memory of a rank. ``adapters``: parameters that are trained in place of the model's own
+    (LoRA), whose reference is the model itself; 0: all are.
 
-    ``micro_batch_tokens``: tokens of the largest micro-batch; ``kv_tokens``: tokens that generation holds at once. bf16
-    keeps fp32 gradients and an fp32 master copy beside Adam's two moments (ZeRO, arXiv 1910.02054, section 3.1, with
-    fp32 gradients); sharding as in its section 5.
+    ``micro_batch_tokens``: tokens of the largest micro-batch; ``kv_tokens``: tokens that generation
+    holds at once. bf16 keeps fp32 gradients and an fp32 master copy beside Adam's two moments
+    (ZeRO, arXiv 1910.02054, section 3.1, with fp32 gradients); sharding as in its section 5.
     """
     half, params, trained = precision == "bf16", shape.params + adapters, adapters or shape.params
     width = 2 if half else 4
@@ -79,13 +88,16 @@ def predict(
 def activation_bytes(shape: ModelShape, width: int, *, recompute: bool) -> int:
     """Bytes that backward needs of one token, all layers.
 
-    A layer keeps the inputs of its two norms and their outputs (4 hidden), query, key, value and the attention's output
-    (no score matrix with varlen attention), and gate, its activation, up and their product (4 ffn); counted as in
-    arXiv 2205.05198, section 4.1. With recomputation each layer keeps its input only, and one layer is whole at a time.
+    A layer keeps the inputs of its two norms and their outputs (4 hidden), query, key, value and
+    the attention's output (no score matrix with varlen attention), and gate, its activation, up and
+    their product (4 ffn); counted as in arXiv 2205.05198, section 4.1. With recomputation each
+    layer keeps its input only, and one layer is whole at a time.
     """
     q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     ffn = (
-        (shape.moe_ffn or shape.ffn) * (shape.experts_per_token + shape.shared_experts) if shape.experts else shape.ffn
+        (shape.moe_ffn or shape.ffn) * (shape.experts_per_token + shape.shared_experts)
+        if shape.experts
+        else shape.ffn
     )
     layer = width * (4 * shape.hidden + 2 * q + 2 * kv + 4 * ffn)
     return shape.layers * width * shape.hidden + layer if recompute else shape.layers * layer
@@ -97,15 +109,24 @@ def kv_bytes(shape: ModelShape, width: int) -> int:
 
 
 def adapter_params(shape: ModelShape, rank: int, targets: str | Sequence[str]) -> int:
-    """Parameters of LoRA adapters (``trainer.models.lora``) on layers of these names, or on all; 0 for rank 0. Experts
-    have none.
+    """Parameters of LoRA adapters (``trainer.models.lora``) on layers of these names, or on all; 0
+    for rank 0. Experts have none.
     """
     q, kv, hidden = shape.heads * shape.head_size, shape.kv_heads * shape.head_size, shape.hidden
-    attention = {"q_proj": hidden + q, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": q + hidden}
+    attention = {
+        "q_proj": hidden + q,
+        "k_proj": hidden + kv,
+        "v_proj": hidden + kv,
+        "o_proj": q + hidden,
+    }
     dense = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + shape.ffn)
     mlps = shape.dense_layers if shape.experts else shape.layers
-    widths = {k: n * shape.layers for k, n in attention.items()} | {k: n * mlps for k, n in dense.items()}
-    return rank * sum(n for name, n in widths.items() if isinstance(targets, str) or name in targets)
+    widths = {k: n * shape.layers for k, n in attention.items()} | {
+        k: n * mlps for k, n in dense.items()
+    }
+    return rank * sum(
+        n for name, n in widths.items() if isinstance(targets, str) or name in targets
+    )
 
 
 def checkpoint_bytes(
@@ -116,11 +137,14 @@ def checkpoint_bytes(
     reference: bool = False,
     adapters: int = 0,
 ) -> int:
-    """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of all ranks.
+    """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of
+    all ranks.
 
-    ``reference``: and a reference that follows the policy. ``adapters``: parameters that are trained and saved in place
-    of the model's own (LoRA); 0: all are.
+    ``reference``: and a reference that follows the policy. ``adapters``: parameters that are
+    trained and saved in place of the model's own (LoRA); 0: all are.
     """
     half = precision == "bf16"
     width = 2 if half else 4
-    return (adapters or shape.params) * (width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0))
+    return (adapters or shape.params) * (
+        width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0)
+    )

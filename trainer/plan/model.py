@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.batching.cost import ModelShape
-from trainer.errors import UserError
 
 
 def folder_of(path: str) -> Path | None:
-    """The folder of a local model, a built-in one, or a hub model that was downloaded before; None: not here."""
+    """The folder of a local model, a built-in one, or a hub model that was downloaded before; None:
+    not here.
+    """
     if path.startswith("builtin:"):
         try:
             from trainer.models import resolve
@@ -22,9 +24,14 @@ def folder_of(path: str) -> Path | None:
     local = Path(path).expanduser()
     if local.is_dir():
         return local
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+    hub = Path(
+        os.environ.get("HF_HUB_CACHE")
+        or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    )
     found = hub.expanduser().glob(f"models--{path.replace('/', '--')}/snapshots/*/config.json")
-    return max((file.parent for file in found), key=lambda folder: folder.stat().st_mtime, default=None)
+    return max(
+        (file.parent for file in found), key=lambda folder: folder.stat().st_mtime, default=None
+    )
 
 
 def shape_of(folder: Path) -> ModelShape:
@@ -49,9 +56,13 @@ def shape_of(folder: Path) -> ModelShape:
             tied=bool(config.get("tie_word_embeddings", False)),
         )
     except OSError as error:
-        raise UserError(f"actor_rollout_ref.model.path: {file} can't be read ({error.strerror})") from error
+        raise UserError(
+            f"actor_rollout_ref.model.path: {file} can't be read ({error.strerror})"
+        ) from error
     except (ValueError, KeyError) as error:
-        raise UserError(f"actor_rollout_ref.model.path: {file} is no config of a decoder (missing {error})") from error
+        raise UserError(
+            f"actor_rollout_ref.model.path: {file} is no config of a decoder (missing {error})"
+        ) from error
 
 
 def _first(config: dict[str, Any], *names: str) -> int:

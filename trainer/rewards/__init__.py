@@ -8,4 +8,13 @@ from trainer.rewards.shaping import length_penalty, mix
 from trainer.rewards.types import Reward, RewardRequest, Score
 from trainer.rewards.user import load_reward
 
-__all__ = ["Reward", "RewardRequest", "Score", "Scorer", "length_penalty", "load_reward", "maths", "mix"]
+__all__ = [
+    "Reward",
+    "RewardRequest",
+    "Score",
+    "Scorer",
+    "length_penalty",
+    "load_reward",
+    "maths",
+    "mix",
+]

@@ -34,7 +34,9 @@ class Workers(Protocol):
         """End the processes."""
 
     def unjudged(self, request: RewardRequest, why: str) -> Score:
-        """The score of an answer that was given up; raises UserError where that is the user's to mend."""
+        """The score of an answer that was given up; raises UserError where that is the user's to
+        mend.
+        """
 
 
 @dataclass(kw_only=True)
@@ -45,14 +47,19 @@ class _Busy:
 
 
 class Judging:
-    """One round of answers: ``submit`` each as it comes, then ``results``. A thread of its own hands them to workers.
+    """One round of answers: ``submit`` each as it comes, then ``results``. A thread of its own
+    hands them to workers.
 
-    ``quickly``: judges plain cases on the spot and returns None for the others. ``begin``: called once, in the
-    caller's thread, before the first answer goes to a worker.
+    ``quickly``: judges plain cases on the spot and returns None for the others. ``begin``: called
+    once, in the caller's thread, before the first answer goes to a worker.
     """
 
     def __init__(
-        self, workers: Workers, *, quickly: Callable[[RewardRequest], Score | None], begin: Callable[[], None]
+        self,
+        workers: Workers,
+        *,
+        quickly: Callable[[RewardRequest], Score | None],
+        begin: Callable[[], None],
     ) -> None:
         self._workers, self._quickly, self._begin = workers, quickly, begin
         self._scores: list[Score | None] = []
@@ -66,7 +73,9 @@ class Judging:
         """Seconds in which at least one worker was at work."""
 
     def submit(self, request: RewardRequest) -> None:
-        """One more answer. Returns at once. Raises what ``results`` would, as soon as an answer before failed."""
+        """One more answer. Returns at once. Raises what ``results`` would, as soon as an answer
+        before failed.
+        """
         if self._error is not None:
             raise self._error
         score = self._quickly(request)
@@ -92,7 +101,9 @@ class Judging:
         return [score for score in self._scores if score is not None]
 
     def cancel(self) -> None:
-        """Forget all of them; ends the workers, whose answers nobody may take for the next round's."""
+        """Forget all of them; ends the workers, whose answers nobody may take for the next
+        round's.
+        """
         self._cancelled = True
         self._end()
         self._workers.close()
@@ -122,7 +133,9 @@ class Judging:
                 at, request = self._queue.popleft()
                 self._requests[at] = request
                 worker = self._send(idle.pop(), request)
-                busy.append(_Busy(worker=worker, at=at, deadline=time.monotonic() + self._workers.timeout_s))
+                busy.append(
+                    _Busy(worker=worker, at=at, deadline=time.monotonic() + self._workers.timeout_s)
+                )
             began = time.monotonic()
             self._wait(busy)
             if busy:

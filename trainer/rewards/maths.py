@@ -22,7 +22,8 @@ def final_text(solution: str) -> str | None:
 
 
 def number(text: str) -> Fraction | None:
-    """The exact number that ``text`` is, in whole: ``1,234.50``, ``-3/4``, ``$18``, ``18.``, ``5%``; else None.
+    """The exact number that ``text`` is, in whole: ``1,234.50``, ``-3/4``, ``$18``, ``18.``,
+    ``5%``; else None.
 
     Signs and units of money before it and a percent sign or full stop after it are passed over.
     """
@@ -52,13 +53,16 @@ def quick_maths(solution: str, ground_truth: Any) -> float | None:
 
 
 def slow_maths(solution: str, ground_truth: Any) -> float:
-    """math-verify's judgement. May take for ever on hostile input: only to be called where it can be killed.
+    """math-verify's judgement. May take for ever on hostile input: only to be called where it can
+    be killed.
 
     Its own time limits are switched off: they use SIGALRM, which works in a main thread alone.
     """
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns that its time limits are off
     answer = final_text(solution)
     text = solution[-_MAX_CHARS:] if answer is None else answer[:_MAX_CHARS]
     wanted = parse(_wrapped(str(ground_truth)), parsing_timeout=None)
@@ -67,7 +71,9 @@ def slow_maths(solution: str, ground_truth: Any) -> float:
 
 
 def maths(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """The rule, in this process and without a bound on its time (see :class:`trainer.rewards.Scorer`)."""
+    """The rule, in this process and without a bound on its time (see
+    :class:`trainer.rewards.Scorer`).
+    """
     quick = quick_maths(solution_str, ground_truth)
     return slow_maths(solution_str, ground_truth) if quick is None else quick
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
+from trainer.base.errors import UserError
+from trainer.base.user_code import raised_where
 from trainer.data.forked import Forked
-from trainer.errors import UserError
 from trainer.rewards.judging import Judging, Worker
 from trainer.rewards.maths import quick_maths, slow_maths
 from trainer.rewards.types import Reward, RewardRequest, Score, to_score
-from trainer.user_code import raised_where
 
 MATHS_TIMEOUT_S = 10.0
 USER_TIMEOUT_S = 300.0
@@ -19,15 +19,20 @@ USER_TIMEOUT_S = 300.0
 class Scorer:
     """Judges answers with the maths rule, or with ``reward`` when one is given.
 
-    Plain numbers after ``####`` are compared on the spot. Everything else runs in ``workers`` forked processes, so no
-    call can hang or crash the trainer; it works in any thread. A call lasts at most ``timeout_s`` seconds (10 for the
-    rule, 300 for a user's function): after that its process is killed, and the rule scores 0 with ``unjudged`` set,
-    while a user's function is an error. A user's function can't use CUDA there, and what it keeps in memory is its
-    process's own.
+    Plain numbers after ``####`` are compared on the spot. Everything else runs in ``workers``
+    forked processes, so no call can hang or crash the trainer; it works in any thread. A call lasts
+    at most ``timeout_s`` seconds (10 for the rule, 300 for a user's function): after that its
+    process is killed, and the rule scores 0 with ``unjudged`` set, while a user's function is an
+    error. A user's function can't use CUDA there, and what it keeps in memory is its process's own.
     """
 
     def __init__(
-        self, reward: Reward | None = None, *, name: str = "maths", workers: int = 1, timeout_s: float | None = None
+        self,
+        reward: Reward | None = None,
+        *,
+        name: str = "maths",
+        workers: int = 1,
+        timeout_s: float | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
@@ -44,8 +49,8 @@ class Scorer:
     def score(self, requests: Sequence[RewardRequest]) -> list[Score]:
         """One score per request, in their order.
 
-        Raises UserError, naming the prompt, when a user's function raises, returns something that is not a finite
-        number, ends its process or takes too long.
+        Raises UserError, naming the prompt, when a user's function raises, returns something that
+        is not a finite number, ends its process or takes too long.
         """
         judging = self.judging()
         for request in requests:
@@ -61,7 +66,12 @@ class Scorer:
     def __enter__(self) -> Scorer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _quickly(self, request: RewardRequest) -> Score | None:
@@ -106,7 +116,8 @@ class Scorer:
 def call(reward: Reward, request: RewardRequest, name: str) -> Score:
     """Run a user's function on one answer, in this process.
 
-    Raises UserError, naming prompt and source line, when it raises or returns anything but a finite number.
+    Raises UserError, naming prompt and source line, when it raises or returns anything but a finite
+    number.
     """
     try:
         returned = reward(
@@ -116,11 +127,15 @@ def call(reward: Reward, request: RewardRequest, name: str) -> Score:
             extra_info=request.extra_info,
         )
     except (Exception, SystemExit) as e:
-        raise UserError(f"the reward function {name} raised {raised_where(e)}, {_where(request)}") from e
+        raise UserError(
+            f"the reward function {name} raised {raised_where(e)}, {_where(request)}"
+        ) from e
     try:
         return to_score(returned)
     except ValueError as e:
-        raise UserError(f"the reward function {name} returned {e}, {_where(request)}; return a float") from e
+        raise UserError(
+            f"the reward function {name} returned {e}, {_where(request)}; return a float"
+        ) from e
 
 
 def _where(request: RewardRequest) -> str:

@@ -11,9 +11,14 @@ def mix(scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> 
     Raises ValueError when the names of the two differ or the rewards have different lengths.
     """
     if set(scores) != set(weights):
-        raise ValueError(f"rewards {sorted(scores)} and weights {sorted(weights)} need the same names")
+        raise ValueError(
+            f"rewards {sorted(scores)} and weights {sorted(weights)} need the same names"
+        )
     if len({len(s) for s in scores.values()}) > 1:
-        raise ValueError("rewards have different numbers of sequences: " + str({k: len(s) for k, s in scores.items()}))
+        raise ValueError(
+            "rewards have different numbers of sequences: "
+            + str({k: len(s) for k, s in scores.items()})
+        )
     names = sorted(scores)  # one order of summing, whatever order the mapping has
     return [
         sum(weights[k] * s for k, s in zip(names, row, strict=True))
@@ -24,7 +29,8 @@ def mix(scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> 
 def length_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in [-factor, 0].
 
-    0 up to ``max_length - buffer`` tokens, then falling in a straight line to ``-factor`` at ``max_length`` and beyond.
+    0 up to ``max_length - buffer`` tokens, then falling in a straight line to ``-factor`` at
+    ``max_length`` and beyond.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"buffer must be from 1 to max_length={max_length} tokens, not {buffer}")

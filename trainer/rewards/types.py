@@ -37,20 +37,30 @@ class Score:
 class Reward(Protocol):
     """verl's signature; called by keyword."""
 
-    def __call__(self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Any:
+    def __call__(
+        self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    ) -> Any:
         """A number, or a mapping with ``score``."""
         ...
 
 
 def to_score(returned: Any) -> Score:
-    """What a reward function returned, as a Score. Raises ValueError worded to follow "the function returned"."""
+    """What a reward function returned, as a Score. Raises ValueError worded to follow "the function
+    returned".
+    """
     extra: dict[str, float] = {}
     value = returned
     if isinstance(returned, Mapping):
         if "score" not in returned:
-            raise ValueError(f"a dict without 'score' (it has {', '.join(map(str, returned)) or 'nothing'})")
+            raise ValueError(
+                f"a dict without 'score' (it has {', '.join(map(str, returned)) or 'nothing'})"
+            )
         value = returned["score"]
-        extra = {str(k): number for k, v in returned.items() if k != "score" and (number := _number(v)) is not None}
+        extra = {
+            str(k): number
+            for k, v in returned.items()
+            if k != "score" and (number := _number(v)) is not None
+        }
     number = _number(value)
     if number is None:
         raise ValueError(f"{type(value).__name__} {str(value)[:60]!r}, not a number")

@@ -9,12 +9,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.user_code import raised_where
 from trainer.rollout.settings import KEY
-from trainer.user_code import raised_where
 
 LOOP_SLACK_S = 30.0
-"""How much longer than a turn's own limit the whole round may last before the agent is taken to block."""
+"""How much longer than a turn's own limit the whole round may last before the agent is taken to
+block.
+"""
 
 
 class Message(TypedDict):
@@ -37,11 +39,14 @@ class Agent(Protocol):
     """Answers the model. One object serves all conversations of a rank, many at a time."""
 
     async def step(self, conversation: Conversation) -> str | None:
-        """What a tool (or another speaker) says to the last message, or None: the response is done."""
+        """What a tool (or another speaker) says to the last message, or None: the response is
+        done.
+        """
 
 
 class AgentRunner:
-    """Calls an agent for many conversations at once, in an event loop of its own, each within ``timeout_s`` seconds.
+    """Calls an agent for many conversations at once, in an event loop of its own, each within
+    ``timeout_s`` seconds.
 
     A call that takes longer is given up and the model is told so. ``name`` stands in messages.
     """
@@ -53,7 +58,8 @@ class AgentRunner:
     def answer(self, conversations: Sequence[Conversation]) -> list[str | None]:
         """One answer per conversation, in order.
 
-        Raises UserError when the agent raises, returns anything but a text or None, or blocks its event loop.
+        Raises UserError when the agent raises, returns anything but a text or None, or blocks its
+        event loop.
         """
         if not conversations:
             return []
@@ -66,7 +72,8 @@ class AgentRunner:
         except FutureTimeout as e:
             future.cancel()
             raise UserError(
-                f"the agent {self._name} blocks its event loop for more than {self._timeout_s + LOOP_SLACK_S:g} s: "
+                f"the agent {self._name} blocks its event loop for more than "
+                f"{self._timeout_s + LOOP_SLACK_S:g} s: "
                 "await what takes long, or run it with asyncio.to_thread"
             ) from e
 
@@ -86,10 +93,13 @@ class AgentRunner:
             return f"error: no answer within {self._timeout_s:g} s"
         except Exception as e:
             said = conversation.messages[-1]["content"][:80]
-            raise UserError(f"the agent {self._name} raised {raised_where(e)}, for the turn {said!r}") from e
+            raise UserError(
+                f"the agent {self._name} raised {raised_where(e)}, for the turn {said!r}"
+            ) from e
         if answer is not None and not isinstance(answer, str):
             raise UserError(
-                f"the agent {self._name} returned {type(answer).__name__}; {KEY}.agent: return a text, or None when "
+                f"the agent {self._name} returned {type(answer).__name__}; {KEY}.agent: return a "
+                "text, or None when "
                 "the response is done"
             )
         return answer

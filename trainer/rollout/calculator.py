@@ -27,12 +27,16 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 class Calculator:
-    """Answers ``<tool_call>{"name": "calculator", "arguments": {"expression": "2 * (3 + 4)"}}</tool_call>`` with the
-    result. A turn without a call ends the response; a call that can't be evaluated is answered with why.
+    """Answers ``<tool_call>{"name": "calculator", "arguments": {"expression": "2 * (3 +
+    4)"}}</tool_call>`` with the result. A turn without a call ends the response; a call that can't
+    be evaluated is answered with why.
     """
 
     async def step(self, conversation: Conversation) -> str | None:

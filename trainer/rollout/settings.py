@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 KEY = "actor_rollout_ref.rollout"
 
@@ -32,7 +32,9 @@ class Sampling:
             ("top_k", self.top_k >= -1, "-1 (all tokens) or more"),
         ):
             if not ok:
-                value = self.max_response_length if name == "response_length" else getattr(self, name)
+                value = (
+                    self.max_response_length if name == "response_length" else getattr(self, name)
+                )
                 raise UserError(f"{KEY}.{name}={value}: must be {wanted}")
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 _ASKED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 ROLES = ("tool", "user")
@@ -13,14 +13,20 @@ ROLES = ("tool", "user")
 
 
 class ObservationTokens:
-    """Renders an answer as the template would behind a turn that ended with the end token, and opens the next turn.
+    """Renders an answer as the template would behind a turn that ended with the end token, and
+    opens the next turn.
 
-    Raises UserError when the template doesn't render turns one behind the other: then nobody can tell which tokens
-    stand between them.
+    Raises UserError when the template doesn't render turns one behind the other: then nobody can
+    tell which tokens stand between them.
     """
 
     def __init__(
-        self, tokenizer: Any, *, longest: int, template: str | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        *,
+        longest: int,
+        template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """``template``, ``kwargs``: instead of the tokenizer's own, and what to render it with."""
         self._tokenizer, self._longest = tokenizer, longest
@@ -28,12 +34,16 @@ class ObservationTokens:
         self._role = next((role for role in ROLES if self._renders(role)), None)
         if self._role is None:
             raise UserError(
-                "actor_rollout_ref.rollout.agent: the model's chat template knows no turn of a tool or a user behind "
-                "the assistant's; set data.chat_template to one that does, or actor_rollout_ref.rollout.agent.name=null"
+                "actor_rollout_ref.rollout.agent: the model's chat template knows no turn of a "
+                "tool or a user behind "
+                "the assistant's; set data.chat_template to one that does, or "
+                "actor_rollout_ref.rollout.agent.name=null"
             )
 
     def ids(self, text: str) -> list[int]:
-        """Tokens of ``text`` as an answer, cut to the longest, and of the opening of the model's next turn."""
+        """Tokens of ``text`` as an answer, cut to the longest, and of the opening of the model's
+        next turn.
+        """
         content: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(content) > self._longest:
             text = self._tokenizer.decode(content[: self._longest], skip_special_tokens=True)

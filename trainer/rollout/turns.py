@@ -1,4 +1,6 @@
-"""Responses of several turns: the model speaks, an agent answers, token for token, until one of them is done."""
+"""Responses of several turns: the model speaks, an agent answers, token for token, until one of
+them is done.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ from trainer.rollout.template import ObservationTokens
 
 
 class Turns:
-    """Generates with ``engine``; what ``agent`` answers a turn with is put behind it and the model goes on.
+    """Generates with ``engine``; what ``agent`` answers a turn with is put behind it and the model
+    goes on.
 
-    A turn ends with an end token. The agent's answer costs tokens of the response; one that leaves no room to go on
-    ends the response by its length. Tokens that the model wrote are never decoded and tokenised again: the mask
-    ``Sample.written`` tells them from the agent's.
+    A turn ends with an end token. The agent's answer costs tokens of the response; one that leaves
+    no room to go on ends the response by its length. Tokens that the model wrote are never decoded
+    and tokenised again: the mask ``Sample.written`` tells them from the agent's.
     """
 
     def __init__(
@@ -33,7 +36,12 @@ class Turns:
         eos_ids: Sequence[int],
         max_turns: int,
     ) -> None:
-        self.engine, self.agent, self.tokenizer, self.observations = engine, agent, tokenizer, observations
+        self.engine, self.agent, self.tokenizer, self.observations = (
+            engine,
+            agent,
+            tokenizer,
+            observations,
+        )
         self.eos_ids, self.max_turns = frozenset(eos_ids), max_turns
 
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
@@ -44,11 +52,17 @@ class Turns:
         """Whether its last token ended a turn and the agent has not answered yet."""
         return bool(sample.response_ids.numel()) and int(sample.response_ids[-1]) in self.eos_ids
 
-    def answer(self, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], limit: int) -> list[Sample]:
-        """Each sample, whose last turn ended, with the agent's answer behind it ("aborted": to be gone on with), or as
-        it is when the agent has none, no turn is left, or no room.
+    def answer(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], limit: int
+    ) -> list[Sample]:
+        """Each sample, whose last turn ended, with the agent's answer behind it ("aborted": to be
+        gone on with), or as it is when the agent has none, no turn is left, or no room.
         """
-        asked = [i for i, s in enumerate(samples) if turns_of(s) < self.max_turns and len(s.response_ids) < limit]
+        asked = [
+            i
+            for i, s in enumerate(samples)
+            if turns_of(s) < self.max_turns and len(s.response_ids) < limit
+        ]
         answers = self.agent.answer([self.conversation(prompts[i], samples[i]) for i in asked])
         result = [replace(s, finish_reason="stop") for s in samples]
         for i, text in zip(asked, answers, strict=True):
@@ -67,16 +81,24 @@ class Turns:
         for mine, ids in _runs(sample):
             text = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
             messages.append(Message(role="assistant" if mine else "tool", content=text))
-        return Conversation(prompt=self.tokenizer.decode(list(prompt), skip_special_tokens=False), messages=messages)
+        return Conversation(
+            prompt=self.tokenizer.decode(list(prompt), skip_special_tokens=False), messages=messages
+        )
 
 
 class _Waves:
-    """Turn after turn of all groups together; a group is handed out when its last response is done."""
+    """Turn after turn of all groups together; a group is handed out when its last response is
+    done.
+    """
 
-    def __init__(self, turns: Turns, groups: Sequence[Group], sampling: Sampling, seed: int) -> None:
+    def __init__(
+        self, turns: Turns, groups: Sequence[Group], sampling: Sampling, seed: int
+    ) -> None:
         self._turns, self._groups, self._sampling, self._seed = turns, groups, sampling, seed
         empty = Sample(torch.zeros(0, dtype=torch.int64), torch.zeros(0), "aborted")
-        self._samples = {i: list(g.begun) or [empty] * len(g.sample_ids) for i, g in enumerate(groups)}
+        self._samples = {
+            i: list(g.begun) or [empty] * len(g.sample_ids) for i, g in enumerate(groups)
+        }
         self._open = set(self._samples)
         places = [(i, k) for i, row in self._samples.items() for k in range(len(row))]
         self._final = {(i, k) for i, k in places if self._samples[i][k].finish_reason != "aborted"}
@@ -96,7 +118,13 @@ class _Waves:
             for finished in self._wave:
                 number = numbers[finished.number]
                 self._take(number, finished.samples)
-                self._answer([(number, k) for k, s in enumerate(self._samples[number]) if s.finish_reason == "stop"])
+                self._answer(
+                    [
+                        (number, k)
+                        for k, s in enumerate(self._samples[number])
+                        if s.finish_reason == "stop"
+                    ]
+                )
                 yield from self._completed([number])
             self._wave = None
 
@@ -119,7 +147,9 @@ class _Waves:
     def _take(self, number: int, samples: Sequence[Sample]) -> None:
         """What a wave drew, with the masks that an engine doesn't know of."""
         before = self._samples[number]
-        self._samples[number] = [_masked(new, old) for new, old in zip(samples, before, strict=True)]
+        self._samples[number] = [
+            _masked(new, old) for new, old in zip(samples, before, strict=True)
+        ]
 
     def _answer(self, places: Sequence[tuple[int, int]]) -> None:
         places = [place for place in places if place not in self._final]
@@ -156,7 +186,11 @@ def _runs(sample: Sample) -> list[tuple[bool, list[int]]]:
 
 
 def _mask(sample: Sample) -> Tensor:
-    return torch.ones(len(sample.response_ids), dtype=torch.bool) if sample.written is None else sample.written
+    return (
+        torch.ones(len(sample.response_ids), dtype=torch.bool)
+        if sample.written is None
+        else sample.written
+    )
 
 
 def _masked(new: Sample, old: Sample) -> Sample:

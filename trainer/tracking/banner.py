@@ -1,4 +1,6 @@
-"""What runs here: versions, driver, commit, image, world, sizes. Printed once, kept in the run folder."""
+"""What runs here: versions, driver, commit, image, world, sizes. Printed once, kept in the run
+folder.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from trainer.environment import RankInfo
+from trainer.base.environment import RankInfo
 
 DIGEST = "PLIMSOLL_IMAGE_DIGEST"
 COMMIT = "PLIMSOLL_GIT_COMMIT"
@@ -18,7 +20,9 @@ COMMIT = "PLIMSOLL_GIT_COMMIT"
 NONE = "none"
 
 
-def facts(rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, object]) -> dict[str, str]:
+def facts(
+    rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, object]
+) -> dict[str, str]:
     """The banner's lines by name. ``sizes``: e.g. ``{"parameters": "3.2M", "dp": 2, "tp": 1}``."""
     import torch
 
@@ -43,7 +47,9 @@ def banner(rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, objec
     """The banner as text."""
     lines = facts(rank, run_dir, device, sizes)
     width = max(map(len, lines))
-    return "\n".join(["Plimsoll", *(f"  {name:<{width}}  {value}" for name, value in lines.items())])
+    return "\n".join(
+        ["Plimsoll", *(f"  {name:<{width}}  {value}" for name, value in lines.items())]
+    )
 
 
 @cache
@@ -51,11 +57,17 @@ def versions() -> dict[str, str]:
     """What wrote a file: this code's commit and the libraries that its contents depend on."""
     import torch
 
-    return {"commit": git_commit(), "torch": torch.__version__, "deepspeed": version_of("deepspeed")}
+    return {
+        "commit": git_commit(),
+        "torch": torch.__version__,
+        "deepspeed": version_of("deepspeed"),
+    }
 
 
 def version_of(*distributions: str) -> str:
-    """The version of the first of these that is installed, without importing it; ``none`` when there is none."""
+    """The version of the first of these that is installed, without importing it; ``none`` when
+    there is none.
+    """
     for name in distributions:
         try:
             return metadata.version(name)
@@ -75,7 +87,8 @@ def driver_version() -> str:
 
 
 def git_commit(package: Path = Path(__file__).parent.parent) -> str:
-    """The commit of this code, with ``+changes`` when files differ; of the image when it was built into one.
+    """The commit of this code, with ``+changes`` when files differ; of the image when it was built
+    into one.
 
     A package installed into somebody else's repository is not part of it and says ``unknown``.
     """
@@ -86,13 +99,19 @@ def git_commit(package: Path = Path(__file__).parent.parent) -> str:
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
         return "unknown"
-    return commit + ("+changes" if _git(package, "status", "--porcelain", "--untracked-files=no", ".") else "")
+    return commit + (
+        "+changes" if _git(package, "status", "--porcelain", "--untracked-files=no", ".") else ""
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -101,4 +120,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def image_digest(env: Mapping[str, str]) -> str:
     """The image's digest as the payload recorded it, else the image's name, else ``none``."""
-    return env.get(DIGEST) or env.get("APPTAINER_CONTAINER") or env.get("SINGULARITY_CONTAINER") or NONE
+    return (
+        env.get(DIGEST)
+        or env.get("APPTAINER_CONTAINER")
+        or env.get("SINGULARITY_CONTAINER")
+        or NONE
+    )

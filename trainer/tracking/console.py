@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from trainer.environment import TERMINAL
+from trainer.base.environment import TERMINAL
 from trainer.tracking.console_text import plain_line, short
 
 
@@ -29,7 +29,9 @@ class Display(Protocol):
 class Eta:
     """Time left, from the mean of the last steps (so that a slow first step doesn't spoil it)."""
 
-    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic, window: int = 20) -> None:
+    def __init__(
+        self, total_steps: int, clock: Callable[[], float] = time.monotonic, window: int = 20
+    ) -> None:
         self._total = total_steps
         self._clock = clock
         self._marks: deque[tuple[int, float]] = deque(maxlen=window + 1)
@@ -72,7 +74,10 @@ class RichDisplay:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         forced = os.environ.get(TERMINAL) == "1"
-        console = Console(force_terminal=True if forced else None, no_color=bool(os.environ.get("NO_COLOR")) or None)
+        console = Console(
+            force_terminal=True if forced else None,
+            no_color=bool(os.environ.get("NO_COLOR")) or None,
+        )
         self._eta = Eta(total_steps)
         self._progress = Progress(
             TextColumn("step"),
@@ -81,12 +86,16 @@ class RichDisplay:
             TextColumn("{task.fields[numbers]}"),
             console=console,
         )
-        self._task = self._progress.add_task("", total=total_steps, completed=steps_done, numbers="")
+        self._task = self._progress.add_task(
+            "", total=total_steps, completed=steps_done, numbers=""
+        )
         self._progress.start()
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Move the line."""
-        self._progress.update(self._task, completed=step, numbers=short(metrics, self._eta.update(step)))
+        self._progress.update(
+            self._task, completed=step, numbers=short(metrics, self._eta.update(step))
+        )
 
     def message(self, text: str) -> None:
         """Print above the line."""
@@ -99,5 +108,7 @@ class RichDisplay:
 
 def make_display(total_steps: int, steps_done: int) -> Display:
     """The live line where somebody can see it, plain lines otherwise (files, pipes, TERM=dumb)."""
-    live = (sys.stdout.isatty() or os.environ.get(TERMINAL) == "1") and os.environ.get("TERM") != "dumb"
+    live = (sys.stdout.isatty() or os.environ.get(TERMINAL) == "1") and os.environ.get(
+        "TERM"
+    ) != "dumb"
     return RichDisplay(total_steps, steps_done) if live else PlainDisplay(total_steps)

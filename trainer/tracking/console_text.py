@@ -19,8 +19,12 @@ _RECORD_ONLY = re.compile(
 """What a person doesn't read at every step: in the record and in W&B, not on the line."""
 
 
-def plain_line(step: int, total: int, metrics: Mapping[str, Any], eta_s: float | None = None) -> str:
-    """``step:3/10 - critic/score/mean:0.5 - actor/loss:0.1234 - ... - eta:3m05s``, the headline first."""
+def plain_line(
+    step: int, total: int, metrics: Mapping[str, Any], eta_s: float | None = None
+) -> str:
+    """``step:3/10 - critic/score/mean:0.5 - actor/loss:0.1234 - ... - eta:3m05s``, the headline
+    first.
+    """
     shown = [k for k, v in metrics.items() if v is not None and not _RECORD_ONLY.fullmatch(k)]
     shown.sort(key=lambda k: HEADLINE.index(k) if k in HEADLINE else len(HEADLINE))
     parts = [f"step:{step}/{total}", *(f"{k}:{number(metrics[k])}" for k in shown)]

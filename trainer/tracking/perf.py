@@ -23,16 +23,23 @@ PEAK_BF16_FLOPS = {
     "A40": 149.7e12,
     "L4": 121e12,
 }
-"""Dense bf16 peak by a part of the device's name, FLOP/s (NVIDIA data sheets; without sparsity). Longer names first."""
+"""Dense bf16 peak by a part of the device's name, FLOP/s (NVIDIA data sheets; without sparsity).
+Longer names first.
+"""
 GB = 1024**3
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's dense bf16 peak in FLOP/s; None when it isn't in the table (a CPU, another card)."""
+    """The device's dense bf16 peak in FLOP/s; None when it isn't in the table (a CPU, another
+    card).
+    """
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((PEAK_BF16_FLOPS[k] for k in sorted(PEAK_BF16_FLOPS, key=len, reverse=True) if k in name), None)
+    return next(
+        (PEAK_BF16_FLOPS[k] for k in sorted(PEAK_BF16_FLOPS, key=len, reverse=True) if k in name),
+        None,
+    )
 
 
 def train_flops(
@@ -40,12 +47,15 @@ def train_flops(
 ) -> float:
     """FLOPs of forward and backward over sequences of ``lengths`` tokens.
 
-    6 N per token for the weights and, for causal attention, half of 12 L h s per token (PaLM, appendix B): a ragged
-    batch pays the sum of squares of its own lengths, no padding. 2 of the 6 are the gradient of the weight itself:
-    ``trained`` parameters have one (default: all).
+    6 N per token for the weights and, for causal attention, half of 12 L h s per token (PaLM,
+    appendix B): a ragged batch pays the sum of squares of its own lengths, no padding. 2 of the 6
+    are the gradient of the weight itself: ``trained`` parameters have one (default: all).
     """
     own = parameters if trained is None else trained
-    return float((4 * parameters + 2 * own) * sum(lengths) + 6 * layers * hidden * sum(n * n for n in lengths))
+    return float(
+        (4 * parameters + 2 * own) * sum(lengths)
+        + 6 * layers * hidden * sum(n * n for n in lengths)
+    )
 
 
 def throughput_metrics(
@@ -59,8 +69,9 @@ def throughput_metrics(
 ) -> dict[str, float]:
     """``perf/*`` of one step.
 
-    ``tokens``: real tokens over all ranks; ``seconds``: the step's wall-clock time; ``flops``: of the actor's update
-    over all ranks, which took ``update_s`` seconds (the whole step unless told); ``peak``: one device's, FLOP/s.
+    ``tokens``: real tokens over all ranks; ``seconds``: the step's wall-clock time; ``flops``: of
+    the actor's update over all ranks, which took ``update_s`` seconds (the whole step unless told);
+    ``peak``: one device's, FLOP/s.
     """
     metrics = {
         "perf/total_num_tokens": float(tokens),
@@ -74,7 +85,8 @@ def throughput_metrics(
 
 
 def stowage_metrics(tokens: Sequence[int], budget: int) -> dict[str, float]:
-    """Real tokens of an optimizer step's micro-batches, over all ranks, against the budget (what the picture shows).
+    """Real tokens of an optimizer step's micro-batches, over all ranks, against the budget (what
+    the picture shows).
 
     Zero-loss fillers carry nothing and don't count.
     """
@@ -90,7 +102,9 @@ def stowage_metrics(tokens: Sequence[int], budget: int) -> dict[str, float]:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Peak device memory since the start of the process and this process's resident memory, both in GiB."""
+    """Peak device memory since the start of the process and this process's resident memory, both in
+    GiB.
+    """
     metrics = {"perf/cpu_memory_used_gb": _resident_bytes() / GB}
     if device.type == "cuda":
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(device) / GB
@@ -100,7 +114,9 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 
 def memory_in_use(device: torch.device) -> float:
     """GiB that this process holds right now: allocated on its device, or resident on a CPU."""
-    return (torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident_bytes()) / GB
+    return (
+        torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident_bytes()
+    ) / GB
 
 
 def _resident_bytes() -> int:

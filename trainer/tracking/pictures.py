@@ -1,4 +1,5 @@
-"""Pictures of a run from its ``metrics.jsonl``: reward (or loss) over steps, tokens per micro-batch against the budget.
+"""Pictures of a run from its ``metrics.jsonl``: reward (or loss) over steps, tokens per micro-batch
+against the budget.
 
 ``python -m trainer.tracking.pictures RUN`` draws them again at any time.
 """
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import EXIT_OK, EXIT_USER, UserError
-from trainer.tracking.jsonl import METRICS_FILE, by_step
+from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
+from trainer.base.metrics_file import METRICS_FILE, by_step
 
 TRAIN_REWARD = ("critic/score/mean",)
 VAL_REWARD = ("val/reward",)
@@ -24,15 +25,22 @@ Points = tuple[list[int], list[float]]
 
 
 def draw_pictures(run_dir: Path) -> list[Path]:
-    """Draw what the record has data for into ``<run>/plots``; returns the files. Raises UserError without a record."""
+    """Draw what the record has data for into ``<run>/plots``; returns the files. Raises UserError
+    without a record.
+    """
     path = run_dir / METRICS_FILE
     if not path.is_file():
-        raise UserError(f"{path} doesn't exist: give the folder of a run that has logged at least one step.")
+        raise UserError(
+            f"{path} doesn't exist: give the folder of a run that has logged at least one step."
+        )
     steps = by_step(path)
     folder = run_dir / "plots"
     folder.mkdir(mode=0o700, exist_ok=True)
     made = [
-        _figure(folder / "reward.png", lambda axes: _curve(axes, steps, TRAIN_REWARD, VAL_REWARD, "reward")),
+        _figure(
+            folder / "reward.png",
+            lambda axes: _curve(axes, steps, TRAIN_REWARD, VAL_REWARD, "reward"),
+        ),
         _figure(folder / "loss.png", lambda axes: _curve(axes, steps, TRAIN_LOSS, (), "loss")),
         _figure(folder / "tokens_per_micro_batch.png", lambda axes: _stowage(axes, steps)),
     ]
@@ -42,7 +50,9 @@ def draw_pictures(run_dir: Path) -> list[Path]:
 def series(steps: Steps, names: Sequence[str]) -> Points:
     """Steps and finite values of the first of ``names`` that the run has."""
     for name in names:
-        found = [(s, float(m[name])) for s, m in steps.items() if isinstance(m.get(name), (int, float))]
+        found = [
+            (s, float(m[name])) for s, m in steps.items() if isinstance(m.get(name), (int, float))
+        ]
         found = [(s, v) for s, v in found if abs(v) != float("inf") and v == v]
         if found:
             return [s for s, _ in found], [v for _, v in found]
@@ -61,7 +71,9 @@ def smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
 
 def _figure(path: Path, draw: Callable[[Any], bool]) -> Path | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # no pyplot: no global state, no display, safe in any thread
+    from matplotlib.figure import (
+        Figure,
+    )  # no pyplot: no global state, no display, safe in any thread
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -87,11 +99,21 @@ def _curve(axes: Any, steps: Steps, train: Sequence[str], val: Sequence[str], wh
     (x, y), (vx, vy) = series(steps, train), series(steps, val)
     if x:
         few = len(x) < 10
-        axes.plot(x, y, color=BLUE, alpha=1 if few else 0.3, lw=1.2, marker="." if few else None, label=f"train {what}")
+        axes.plot(
+            x,
+            y,
+            color=BLUE,
+            alpha=1 if few else 0.3,
+            lw=1.2,
+            marker="." if few else None,
+            label=f"train {what}",
+        )
         if not few:
             axes.plot(x, smooth(y), color=BLUE, lw=2, label=f"train {what}, smoothed")
     if vx:
-        axes.plot(vx, vy, color=GREEN, lw=1.5, ls="--", marker="o", ms=7, label=f"validation {what}")
+        axes.plot(
+            vx, vy, color=GREEN, lw=1.5, ls="--", marker="o", ms=7, label=f"validation {what}"
+        )
         for i in {0, len(vx) - 1}:
             axes.annotate(
                 f"{vy[i]:.3g}",
@@ -106,7 +128,8 @@ def _curve(axes: Any, steps: Steps, train: Sequence[str], val: Sequence[str], wh
         return False
     change = f": validation {vy[0]:.3g} → {vy[-1]:.3g}" if len(vx) > 1 else ""
     if train == TRAIN_LOSS and len(x) > 1 and series(steps, TRAIN_LOSS[:1])[0]:
-        change = f": {y[0]:.3g} → {smooth(y)[-1]:.3g}"  # of the likelihood; a policy's loss has no level worth a title
+        # of the likelihood; a policy's loss has no level worth a title
+        change = f": {y[0]:.3g} → {smooth(y)[-1]:.3g}"
     axes.set_title(f"{what.capitalize()} over steps{change}", loc="left")
     axes.set_ylabel(what)
     axes.margins(y=0.15)
@@ -115,12 +138,16 @@ def _curve(axes: Any, steps: Steps, train: Sequence[str], val: Sequence[str], wh
 
 
 def _stowage(axes: Any, steps: Steps) -> bool:
-    (x, mean), (_, low), (_, high) = (series(steps, [f"{MICRO_BATCH}/{k}"]) for k in ("mean", "min", "max"))
+    (x, mean), (_, low), (_, high) = (
+        series(steps, [f"{MICRO_BATCH}/{k}"]) for k in ("mean", "min", "max")
+    )
     bx, budget = series(steps, [BUDGET])
     if not x:
         return False
     if len(low) == len(high) == len(x):
-        axes.fill_between(x, low, high, color=BLUE, alpha=0.18, lw=0, label="smallest to largest micro-batch")
+        axes.fill_between(
+            x, low, high, color=BLUE, alpha=0.18, lw=0, label="smallest to largest micro-batch"
+        )
         if len(x) == 1:
             axes.vlines(x, low, high, color=BLUE, alpha=0.4, lw=8)
     axes.plot(x, mean, color=BLUE, lw=2, marker="." if len(x) < 30 else None, label="mean")
@@ -154,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"Error: {error}\n")
         return EXIT_USER
     sys.stdout.write(
-        "".join(f"{p}\n" for p in files) or "Nothing to draw yet: no reward, loss or micro-batch is logged.\n"
+        "".join(f"{p}\n" for p in files)
+        or "Nothing to draw yet: no reward, loss or micro-batch is logged.\n"
     )
     return EXIT_OK
 

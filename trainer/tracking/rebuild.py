@@ -1,6 +1,8 @@
-"""Make the W&B run again from ``metrics.jsonl``: ``python -m trainer.tracking.rebuild RUN [--online] [--new-id]``.
+"""Make the W&B run again from ``metrics.jsonl``: ``python -m trainer.tracking.rebuild RUN
+[--online] [--new-id]``.
 
-For runs whose offline folders were lost, or whose attempts W&B could not join: the record holds one clean series.
+For runs whose offline folders were lost, or whose attempts W&B could not join: the record holds one
+clean series.
 """
 
 from __future__ import annotations
@@ -14,23 +16,27 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trainer.config import keys  # noqa: F401  (registers the resolver that settings use)
-from trainer.errors import EXIT_OK, EXIT_USER, UserError
-from trainer.tracking.jsonl import METRICS_FILE, by_step
+from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
+from trainer.base.metrics_file import METRICS_FILE, by_step
 from trainer.tracking.wandb_run import WandbRun, persistent_identity, random_run_id
 
 
-def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tuple[Path | None, int, str]:
+def rebuild(
+    run_dir: Path, *, online: bool = False, new_id: bool = False
+) -> tuple[Path | None, int, str]:
     """Write one W&B run with all steps, each once, later lines winning.
 
-    Returns its folder (None when W&B failed), the number of steps and the run id. The id is the run's own unless
-    ``new_id``: choose that when the id's page already holds steps, which W&B would keep beside the new ones. Raises
-    :class:`UserError` when the folder has no record or no config.
+    Returns its folder (None when W&B failed), the number of steps and the run id. The id is the
+    run's own unless ``new_id``: choose that when the id's page already holds steps, which W&B would
+    keep beside the new ones. Raises :class:`UserError` when the folder has no record or no config.
     """
     record, config_path = run_dir / METRICS_FILE, run_dir / "config.yaml"
     for path in (record, config_path):
         if not path.is_file():
-            raise UserError(f"{path} doesn't exist: give the folder of a run (it holds config.yaml and metrics.jsonl).")
+            raise UserError(
+                f"{path} doesn't exist: give the folder of a run (it holds config.yaml and "
+                "metrics.jsonl)."
+            )
     config = _settings(config_path)
     trainer: dict[str, Any] = config.get("trainer") or {}
     steps = by_step(record)
@@ -58,7 +64,9 @@ def rebuild(run_dir: Path, *, online: bool = False, new_id: bool = False) -> tup
 
 def _settings(path: Path) -> dict[str, Any]:
     settings = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    return {str(key): value for key, value in settings.items()} if isinstance(settings, dict) else {}
+    return (
+        {str(key): value for key, value in settings.items()} if isinstance(settings, dict) else {}
+    )
 
 
 def _fresh_folder(run_dir: Path) -> Path:
@@ -71,8 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.tracking.rebuild", description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--online", action="store_true", help="send it now; otherwise wandb sync does later")
-    parser.add_argument("--new-id", action="store_true", help="a run of its own beside the one with the run's id")
+    parser.add_argument(
+        "--online", action="store_true", help="send it now; otherwise wandb sync does later"
+    )
+    parser.add_argument(
+        "--new-id", action="store_true", help="a run of its own beside the one with the run's id"
+    )
     options = parser.parse_args(arguments)
     try:
         folder, steps, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)

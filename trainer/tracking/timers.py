@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 class Timers:
     """``with timers("gen"):`` adds to the seconds of phase ``gen`` in this step.
 
-    ``window``: steps over which mean and standard deviation are taken. ``synchronize`` (``torch.cuda.synchronize`` on a
-    GPU) runs at both ends of a phase, so that queued kernels count where they were launched. ``memory``: GiB in use,
-    asked at the end of each phase.
+    ``window``: steps over which mean and standard deviation are taken. ``synchronize``
+    (``torch.cuda.synchronize`` on a GPU) runs at both ends of a phase, so that queued kernels count
+    where they were launched. ``memory``: GiB in use, asked at the end of each phase.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class Timers:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time the body as phase ``name``; several times in a step add up, also when the body raises."""
+        """Time the body as phase ``name``; several times in a step add up, also when the body
+        raises.
+        """
         start = self._now()
         try:
             yield
@@ -52,8 +54,8 @@ class Timers:
         return self._step.get(name, 0.0)
 
     def end_step(self) -> dict[str, float]:
-        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window, ``perf/memory_gb/NAME``
-        at its end; then start the next.
+        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window,
+        ``perf/memory_gb/NAME`` at its end; then start the next.
 
         ``/std`` is the sample standard deviation and 0 for a single step. All values are seconds.
         """

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.environment import available_cores, rank_from_environment
-from trainer.errors import UserError, nearest
+from trainer.base.environment import available_cores, rank_from_environment
+from trainer.base.errors import UserError, nearest
+from trainer.base.metrics_file import METRICS_FILE, MetricsFile, to_plain
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, Watermarks, workers_hint
-from trainer.tracking.jsonl import METRICS_FILE, MetricsFile, to_plain
 from trainer.tracking.wandb_run import MODES, WandbRun, persistent_identity
 
 LOGGERS = ("console", "wandb", "jsonl")
@@ -41,11 +41,11 @@ class Tracker:
         watermarks: Watermarks | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """``steps_done``: the restored step; what the record holds beyond it is cut, since it will be done again,
-        unless the run is ``going_on`` no further.
+        """``steps_done``: the restored step; what the record holds beyond it is cut, since it will
+        be done again, unless the run is ``going_on`` no further.
 
-        ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown logger or mode and
-        for a run folder that can't be written.
+        ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown
+        logger or mode and for a run folder that can't be written.
         """
         loggers = [loggers] if isinstance(loggers, str) else list(loggers)
         check_loggers(loggers, mode)
@@ -59,7 +59,8 @@ class Tracker:
             self._file = MetricsFile(run_dir / METRICS_FILE, steps_done if going_on else None)
         except OSError as error:
             raise UserError(
-                f"{run_dir / METRICS_FILE} can't be written ({error.strerror}): set trainer.default_local_dir to a "
+                f"{run_dir / METRICS_FILE} can't be written ({error.strerror}): set "
+                "trainer.default_local_dir to a "
                 "folder that is yours and has space."
             ) from error
         if "console" in loggers:
@@ -70,15 +71,22 @@ class Tracker:
         if num_workers and (hint := workers_hint(num_workers, ranks, cores, marks)) is not None:
             self.message(f"[HINT] {hint}")
         self._wandb = (
-            WandbRun(run_dir, config, identity=persistent_identity(run_dir, project, name, group), mode=mode)
+            WandbRun(
+                run_dir,
+                config,
+                identity=persistent_identity(run_dir, project, name, group),
+                mode=mode,
+            )
             if "wandb" in loggers
             else None
         )
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record ``metrics`` of optimizer step or iteration ``step``; a step may be logged several times.
+        """Record ``metrics`` of optimizer step or iteration ``step``; a step may be logged several
+        times.
 
-        Values are numbers, texts or 0-d tensors. Call it before the checkpoint of that step is committed.
+        Values are numbers, texts or 0-d tensors. Call it before the checkpoint of that step is
+        committed.
         """
         if not self._active:
             return
@@ -89,7 +97,9 @@ class Tracker:
             self.message(f"[HINT] {hint}")
 
     def record(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep ``metrics`` in the record and in W&B without showing them; returns them as they were written."""
+        """Keep ``metrics`` in the record and in W&B without showing them; returns them as they were
+        written.
+        """
         if not self._active:
             return {}
         plain = {key: to_plain(value) for key, value in metrics.items()}
@@ -105,15 +115,20 @@ class Tracker:
         folder = self.run_dir / "generations"
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"step_{step}.jsonl"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n" for row in rows)
+        with open(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.writelines(
+                json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n" for row in rows
+            )
         if self._wandb is not None:
             self._wandb.log_table(step, "val/generations", [dict(row) for row in rows])
 
     def message(self, text: str) -> None:
         """Say ``text`` (a banner, a hint, where things are); no metric.
 
-        Rank 0 says it on the screen, any other rank on its own output, which the launcher keeps in the rank's log.
+        Rank 0 says it on the screen, any other rank on its own output, which the launcher keeps in
+        the rank's log.
         """
         if self._display is not None:
             self._display.message(text)
@@ -150,8 +165,11 @@ def check_loggers(loggers: Sequence[str], mode: str) -> None:
     for name in loggers:
         if name not in LOGGERS:
             raise UserError(
-                f"trainer.logger={list(loggers)}: {name!r} is not a logger here{nearest(name, LOGGERS)}. "
+                f"trainer.logger={list(loggers)}: {name!r} is not a logger "
+                f"here{nearest(name, LOGGERS)}. "
                 f"Choose from {', '.join(LOGGERS)}."
             )
     if mode not in MODES:
-        raise UserError(f"W&B mode {mode!r} is unknown{nearest(mode, MODES)}. Choose from {', '.join(MODES)}.")
+        raise UserError(
+            f"W&B mode {mode!r} is unknown{nearest(mode, MODES)}. Choose from {', '.join(MODES)}."
+        )

@@ -1,4 +1,6 @@
-"""The W&B view of a run. It is a view: if it fails the run goes on, and it can be rebuilt from ``metrics.jsonl``."""
+"""The W&B view of a run. It is a view: if it fails the run goes on, and it can be rebuilt from
+``metrics.jsonl``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ IDENTITY_FILE = "wandb.json"
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 120.0
-_SECRETS = ("api_key", "password", "secret", "secret_key", "access_key", "hf_token", "auth_token", "access_token")
+_SECRETS = (
+    "api_key",
+    "password",
+    "secret",
+    "secret_key",
+    "access_key",
+    "hf_token",
+    "auth_token",
+    "access_token",
+)
 
 
 @dataclass(frozen=True)
@@ -66,16 +77,23 @@ def stored_identity(run_dir: Path) -> Identity | None:
 
 
 def random_run_id() -> str:
-    """Eight letters and digits, as W&B itself makes them; independent of the run's seeded generators."""
+    """Eight letters and digits, as W&B itself makes them; independent of the run's seeded
+    generators.
+    """
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
 def choose_mode(
-    wanted: str, env: Mapping[str, str], reachable: Callable[[str], bool], default_url: Callable[[], str]
+    wanted: str,
+    env: Mapping[str, str],
+    reachable: Callable[[str], bool],
+    default_url: Callable[[], str],
 ) -> str:
-    """``online``, ``offline`` or ``disabled``. ``auto``: WANDB_MODE, else online only with a key and a network.
+    """``online``, ``offline`` or ``disabled``. ``auto``: WANDB_MODE, else online only with a key
+    and a network.
 
-    ``default_url``: the server when WANDB_BASE_URL doesn't say; ``reachable`` is asked only when there is a key.
+    ``default_url``: the server when WANDB_BASE_URL doesn't say; ``reachable`` is asked only when
+    there is a key.
     """
     if wanted != "auto":
         return wanted
@@ -86,7 +104,9 @@ def choose_mode(
 
 
 def default_base_url() -> str:
-    """The server that this version of the client talks to unless told otherwise (also by its settings files)."""
+    """The server that this version of the client talks to unless told otherwise (also by its
+    settings files).
+    """
     try:
         import wandb
 
@@ -99,13 +119,18 @@ def _has_key(env: Mapping[str, str], base_url: str) -> bool:
     if env.get("WANDB_API_KEY"):
         return True
     try:
-        return netrc.netrc(env.get("NETRC")).authenticators(urlparse(base_url).hostname or "") is not None
+        return (
+            netrc.netrc(env.get("NETRC")).authenticators(urlparse(base_url).hostname or "")
+            is not None
+        )
     except (OSError, netrc.NetrcParseError):
         return False
 
 
 def is_reachable(base_url: str, timeout_s: float = 3.0) -> bool:
-    """Does the server accept a connection (or stand a proxy before it, which is W&B's own business)?"""
+    """Does the server accept a connection (or stand a proxy before it, which is W&B's own
+    business)?
+    """
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True
     url = urlparse(base_url)
@@ -121,13 +146,19 @@ def is_reachable(base_url: str, timeout_s: float = 3.0) -> bool:
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` with the values of keys that name a secret replaced by ``***``."""
     return {
-        k: without_secrets(v) if isinstance(v, Mapping) else "***" if str(k).lower().endswith(_SECRETS) and v else v
+        k: without_secrets(v)
+        if isinstance(v, Mapping)
+        else "***"
+        if str(k).lower().endswith(_SECRETS) and v
+        else v
         for k, v in config.items()
     }
 
 
 def _forget_failed_start() -> None:
-    """After a failed start the client's service holds on to the run id and refuses it to the next start."""
+    """After a failed start the client's service holds on to the run id and refuses it to the next
+    start.
+    """
     with contextlib.suppress(Exception):
         import wandb
 
@@ -175,7 +206,8 @@ class WandbRun:
                 finish_timeout=FINISH_TIMEOUT_S,
                 console="off",  # logs are in the run folder already
                 silent=True,
-                x_disable_meta=True,  # looks for a repository in the working directory; the banner records ours
+                # looks for a repository in the working directory; the banner records ours
+                x_disable_meta=True,
                 save_code=False,
             )
             arguments |= {"mode": mode, "resume": "allow" if mode == "online" else None}
@@ -194,7 +226,9 @@ class WandbRun:
         return Path(self._run.dir).parent if self._run is not None else None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log on our own step axis: W&B's inner step must rise and would drop the steps that a resume does again."""
+        """Log on our own step axis: W&B's inner step must rise and would drop the steps that a
+        resume does again.
+        """
         if self._run is None:
             return
         try:
@@ -203,14 +237,18 @@ class WandbRun:
             self._give_up("stopped taking metrics", error)
 
     def log_table(self, step: int, key: str, rows: list[dict[str, Any]]) -> None:
-        """Log texts (generations of a validation) as a table; columns are those of the first row."""
+        """Log texts (generations of a validation) as a table; columns are those of the first
+        row.
+        """
         if self._run is None or not rows:
             return
         try:
             import wandb
 
             columns = list(rows[0])
-            table = wandb.Table(columns=columns, data=[[row.get(c) for c in columns] for row in rows])
+            table = wandb.Table(
+                columns=columns, data=[[row.get(c) for c in columns] for row in rows]
+            )
             self._run.log({key: table, STEP_AXIS: step})
         except Exception as error:
             self._give_up("stopped taking tables", error)
@@ -228,6 +266,7 @@ class WandbRun:
     def _give_up(self, what: str, error: Exception) -> None:
         self._run = None
         sys.stderr.write(
-            f"[WARNING] W&B {what}: {type(error).__name__}: {error}. The run goes on; metrics.jsonl has everything "
+            f"[WARNING] W&B {what}: {type(error).__name__}: {error}. The run goes on; "
+            "metrics.jsonl has everything "
             "(python -m trainer.tracking.rebuild RUN makes the W&B run from it).\n"
         )

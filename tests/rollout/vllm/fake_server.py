@@ -1,4 +1,6 @@
-"""A server without vLLM: its core draws tokens that follow from the seed, and misbehaves where a prompt says so."""
+"""A server without vLLM: its core draws tokens that follow from the seed, and misbehaves where a
+prompt says so.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.rollout import Sampling
-from trainer.rollout.vllm.core import Drawn
-from trainer.rollout.vllm.serve import serve
-from trainer.rollout.vllm.shared import Reader
-from trainer.rollout.vllm.tally import Request
+from trainer.rollout.vllm.engine.core import Drawn
+from trainer.rollout.vllm.engine.requests import Request
+from trainer.rollout.vllm.server.serve import serve
+from trainer.rollout.vllm.server.shared_weights import Reader
 
 DIE, HANG, FREEZE, BREAK, HOLD, REFUSE = 901, 902, 903, 904, 905, 906
 GO = "go"
-"""Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step raises; once each, the
-first time that the file beside the spec is not there. HOLD: it gets no third token before the file GO lies there.
-REFUSE: it is not taken.
+"""Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step
+raises; once each, the first time that the file beside the spec is not there. HOLD: it gets no third
+token before the file GO lies there. REFUSE: it is not taken.
 """
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tests.config.helpers import load, problems, run_of
+from trainer.base.errors import UserError
 from trainer.batching.cost import ModelShape
 from trainer.config.schema import Rollout
-from trainer.errors import UserError
-from trainer.parallel.world import World
-from trainer.rollout.vllm import options as module
-from trainer.rollout.vllm import places
-from trainer.rollout.vllm.options import Options, options
-from trainer.rollout.vllm.places import server_environments
+from trainer.ranks.world import World
+from trainer.rollout.vllm.client import resources as places
+from trainer.rollout.vllm.client.resources import server_environments
+from trainer.rollout.vllm.engine import options as module
+from trainer.rollout.vllm.engine.options import Options, options
 
 SHAPE = ModelShape(hidden=128, layers=5, heads=4, kv_heads=2, ffn=384, vocab=512, head_dim=32)
 GIB = 1 << 30
@@ -35,9 +35,15 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rollout(**changes: Any) -> Rollout:
     base: dict[str, Any] = {
-        "name": "vllm", "prompt_length": 40, "response_length": 88, "max_num_seqs": 16, "max_num_batched_tokens": 256,
-        "gpu_memory_utilization": 0.5, "enable_chunked_prefill": True, "tensor_model_parallel_size": 1,
-    }  # fmt: skip
+        "name": "vllm",
+        "prompt_length": 40,
+        "response_length": 88,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "gpu_memory_utilization": 0.5,
+        "enable_chunked_prefill": True,
+        "tensor_model_parallel_size": 1,
+    }
     made = load(run_of()).actor_rollout_ref.rollout
     return made.model_copy(update=base | changes)
 
@@ -53,25 +59,43 @@ def made(shape: ModelShape = SHAPE, **changes: Any) -> Options:
 def test_every_key_is_passed_on() -> None:
     arguments = made().arguments("/m")
     assert arguments["max_model_len"] == 128 and arguments["max_num_seqs"] == 16
-    assert arguments["max_num_batched_tokens"] == 256 and arguments["enable_chunked_prefill"] is True
+    assert (
+        arguments["max_num_batched_tokens"] == 256 and arguments["enable_chunked_prefill"] is True
+    )
     assert arguments["gpu_memory_utilization"] == 0.5 and arguments["tensor_parallel_size"] == 1
     assert arguments["dtype"] == "float32" and arguments["load_format"] == "dummy"
     assert made(max_num_batched_tokens=[300, 200]).max_num_batched_tokens == 300
     assert "max_num_batched_tokens" not in made(max_num_batched_tokens="auto").arguments("/m")
     split = made(name="vllm_server", tensor_model_parallel_size=2).arguments("/m")
-    assert split["distributed_executor_backend"] == "mp" and arguments["distributed_executor_backend"] == "uni"
+    assert (
+        split["distributed_executor_backend"] == "mp"
+        and arguments["distributed_executor_backend"] == "uni"
+    )
 
 
 def test_ranks_that_share_an_engine_get_the_same() -> None:
     wanted = rollout(tensor_model_parallel_size=2, max_num_batched_tokens=[300, 400, 500, 450])
-    found = [options(wanted, SHAPE, torch.float32, world(rank=r, size=4), local_ranks=4) for r in range(4)]
+    found = [
+        options(wanted, SHAPE, torch.float32, world(rank=r, size=4), local_ranks=4)
+        for r in range(4)
+    ]
     assert [o.max_num_batched_tokens for o in found] == [300, 300, 450, 450]
     arguments = found[3].arguments("/m")
-    assert arguments["distributed_executor_backend"] == "external_launcher" and arguments["tensor_parallel_size"] == 2
-    assert arguments["distributed_timeout_seconds"] == arguments["cpu_distributed_timeout_seconds"] == 90
+    assert (
+        arguments["distributed_executor_backend"] == "external_launcher"
+        and arguments["tensor_parallel_size"] == 2
+    )
+    assert (
+        arguments["distributed_timeout_seconds"]
+        == arguments["cpu_distributed_timeout_seconds"]
+        == 90
+    )
     assert found[0].cache_bytes == made().cache_bytes // 2  # one of two key/value heads each
     for ranks, local in ((3, 3), (6, 3)):
-        with pytest.raises(UserError, match=rf"size=2: .*of one node, and there are {local}: set it to a divisor of"):
+        with pytest.raises(
+            UserError,
+            match=rf"size=2: .*of one node, and there are {local}: set it to a divisor of",
+        ):
             options(wanted, SHAPE, torch.float32, world(size=ranks), local_ranks=local)
 
 
@@ -79,25 +103,45 @@ def test_the_cache_holds_what_is_wanted_or_what_there_is(monkeypatch: pytest.Mon
     token = 2 * 5 * 2 * 32 * 4
     assert made().cache_bytes == (16 * 4 + 1) * 32 * token
     assert made(max_num_seqs=10**6, max_num_batched_tokens=10**6).cache_bytes == GIB
-    assert options(rollout(max_num_seqs=200_000, max_num_batched_tokens=200_000), SHAPE, torch.float32, world(),
-                   local_ranks=2).cache_bytes == GIB // 2  # fmt: skip
+    assert (
+        options(
+            rollout(max_num_seqs=200_000, max_num_batched_tokens=200_000),
+            SHAPE,
+            torch.float32,
+            world(),
+            local_ranks=2,
+        ).cache_bytes
+        == GIB // 2
+    )
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     assert made().cache_bytes == 3 * GIB
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
-    with pytest.raises(UserError, match=r"VLLM_CPU_KVCACHE_SPACE=1\.5 is no number of whole GiB: set it to 1 or more"):
+    with pytest.raises(
+        UserError,
+        match=r"VLLM_CPU_KVCACHE_SPACE=1\.5 is no number of whole GiB: set it to 1 or more",
+    ):
         made()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, "tokens=100 is below the longest"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 100},
+            "tokens=100 is below the longest",
+        ),
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens=8 is below .*max_num_seqs=16"),
         ({"tensor_model_parallel_size": 2}, "size=2: an engine in the trainer's process is split"),
-        ({"name": "vllm_server", "tensor_model_parallel_size": 3}, "can't be split so; it takes 1, 2, 4"),
-        ({"response_length": 10**6, "max_num_batched_tokens": 2 * 10**6}, "one sequence of 1000040 tokens needs"),
+        (
+            {"name": "vllm_server", "tensor_model_parallel_size": 3},
+            "can't be split so; it takes 1, 2, 4",
+        ),
+        (
+            {"response_length": 10**6, "max_num_batched_tokens": 2 * 10**6},
+            "one sequence of 1000040 tokens needs",
+        ),
     ],
-)  # fmt: skip
+)
 def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         made(**changes)
@@ -106,12 +150,22 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer.n_gpus_per_node": 1}, "size=2: an engine .* trainer.n_gpus_per_node=1: set it to a divisor of that"),
-        ({f"{R}.agent.name": "calculator"}, r"size=2 with .*\.agent\.name=calculator: ranks that share an engine"),
+        (
+            {"trainer.n_gpus_per_node": 1},
+            "size=2: an engine .* trainer.n_gpus_per_node=1: set it to a divisor of that",
+        ),
+        (
+            {f"{R}.agent.name": "calculator"},
+            r"size=2 with .*\.agent\.name=calculator: ranks that share an engine",
+        ),
     ],
 )
 def test_the_config_refuses_what_ranks_can_not_share(changes: dict[str, Any], message: str) -> None:
-    shared = {f"{R}.name": "vllm", f"{R}.tensor_model_parallel_size": 2, "trainer.n_gpus_per_node": 2}
+    shared = {
+        f"{R}.name": "vllm",
+        f"{R}.tensor_model_parallel_size": 2,
+        "trainer.n_gpus_per_node": 2,
+    }
     assert problems(run_of(**shared)) == []
     (problem,) = problems(run_of(**{**shared, **changes}))
     assert re.search(message, problem)
@@ -132,12 +186,21 @@ def test_servers_have_cores_or_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(places, "available_cores", lambda: 8)
     monkeypatch.setattr(places.torch.cuda, "device_count", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,9")
-    assert [e["OMP_NUM_THREADS"] for e in server_environments(2, 2, on_cpu=True, training=4)] == ["2", "2"]
+    assert [e["OMP_NUM_THREADS"] for e in server_environments(2, 2, on_cpu=True, training=4)] == [
+        "2",
+        "2",
+    ]
     found = server_environments(2, 2, on_cpu=False, training=4)
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["4,5", "6,9"]
     found = server_environments(2, 2, on_cpu=False, training=0)
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["0,1", "2,3"]
-    with pytest.raises(UserError, match=r"replicas=2 x .*size=2 GPUs of servers and 5 that train are more than the 8"):
+    with pytest.raises(
+        UserError,
+        match=r"replicas=2 x .*size=2 GPUs of servers and 5 that train are more than the 8",
+    ):
         server_environments(2, 2, on_cpu=False, training=5)
-    with pytest.raises(UserError, match=r"size=2 GPUs of servers are more than the 8 of a node: lower one of them or"):
+    with pytest.raises(
+        UserError,
+        match=r"size=2 GPUs of servers are more than the 8 of a node: lower one of them or",
+    ):
         server_environments(5, 2, on_cpu=False, training=0)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from trainer.rollout import Sampling
 from trainer.rollout.hf.sampling import choose, uniforms
-from trainer.rollout.vllm.sampler import ARGUMENT, Rows, draw, extra_arguments
-from trainer.rollout.vllm.tally import Request
+from trainer.rollout.vllm.engine.requests import Request
+from trainer.rollout.vllm.engine.sampler import ARGUMENT, Rows, draw, extra_arguments
 
 WARM = Sampling(max_response_length=9, temperature=0.8, top_k=20, top_p=0.9)
 GREEDY = Sampling(max_response_length=9, temperature=0)
@@ -35,7 +35,9 @@ def argument(sample_id: int, position: int, how: Sampling) -> dict[str, Any]:
 
 
 def draw_told(logits: Tensor, told: list[tuple[dict[str, Any], int]]) -> tuple[Tensor, Tensor]:
-    return draw(logits, Rows([argument for argument, _ in told]), np.array([drawn for _, drawn in told]))
+    return draw(
+        logits, Rows([argument for argument, _ in told]), np.array([drawn for _, drawn in told])
+    )
 
 
 def test_a_mixed_batch_draws_row_by_row() -> None:
@@ -63,6 +65,10 @@ def test_random_numbers_follow_the_position_whatever_was_asked_before() -> None:
     logits = torch.randn(1, 97, generator=torch.Generator().manual_seed(1)).expand(200, -1)
     rows = Rows([one])
     row_by_row = [int(draw(logits[:1].clone(), rows, np.array([k]))[0]) for k in range(200)]
-    anew = [int(draw_told(logits[:1].clone(), [(one, k)])[0]) for k in range(200)]  # the company changed
-    at_once = draw_told(logits.clone(), [(argument(5, 3 + k, WARM), 0) for k in range(200)])[0].tolist()
+    anew = [
+        int(draw_told(logits[:1].clone(), [(one, k)])[0]) for k in range(200)
+    ]  # the company changed
+    at_once = draw_told(logits.clone(), [(argument(5, 3 + k, WARM), 0) for k in range(200)])[
+        0
+    ].tolist()
     assert row_by_row == anew == at_once and len(set(at_once)) > 5

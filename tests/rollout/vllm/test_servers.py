@@ -1,4 +1,6 @@
-"""Servers that crash, hang or refuse, and what their trainer makes of it: without vLLM, whose core is replaced."""
+"""Servers that crash, hang or refuse, and what their trainer makes of it: without vLLM, whose core
+is replaced.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ import pytest
 import torch
 
 from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, GO, HANG, HOLD, REFUSE
-from trainer.errors import UserError
-from trainer.parallel.world import World
+from trainer.base.errors import UserError
+from trainer.ranks.world import World
 from trainer.rollout import EngineFailed, Finished, Group, Sampling
-from trainer.rollout.vllm.fleet import OwnNode
-from trainer.rollout.vllm.keeper import Limits
-from trainer.rollout.vllm.options import Options
-from trainer.rollout.vllm.servers import VllmServerEngine
+from trainer.rollout.vllm.client.engine import VllmServerEngine
+from trainer.rollout.vllm.client.pool import OwnNode
+from trainer.rollout.vllm.client.supervisor import Limits
+from trainer.rollout.vllm.engine.options import Options
 
 SAMPLING = Sampling(max_response_length=6, temperature=0.5)
 ROOT = Path(__file__).parents[3]
@@ -60,7 +62,9 @@ def start_engine(
 ) -> VllmServerEngine:
     """An engine over fake servers, not started."""
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-    loaded = SimpleNamespace(model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None))
+    loaded = SimpleNamespace(
+        model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)
+    )
     limits = Limits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=restarts)
     fleet = OwnNode(
         loaded,  # type: ignore[arg-type]
@@ -71,9 +75,16 @@ def start_engine(
         module="tests.rollout.vllm.fake_server",
     )
     options = Options(
-        max_model_len=32, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=1,
-        chunked_prefill=True, gpu_memory_utilization=0.5, cache_bytes=None, dtype=dtype, on_cpu=True,
-    )  # fmt: skip
+        max_model_len=32,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        tensor_parallel_size=1,
+        chunked_prefill=True,
+        gpu_memory_utilization=0.5,
+        cache_bytes=None,
+        dtype=dtype,
+        on_cpu=True,
+    )
     return VllmServerEngine(fleet, options, eos_ids=[1], limits=limits)
 
 
@@ -99,14 +110,18 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def groups(*marks: int, size: int = 3, tail: int = 5) -> list[Group]:
     return [
-        Group(prompt_ids=[10 + k, *marks, tail], sample_ids=range(size * k, size * (k + 1)), step=2) for k in range(4)
+        Group(prompt_ids=[10 + k, *marks, tail], sample_ids=range(size * k, size * (k + 1)), step=2)
+        for k in range(4)
     ]
 
 
 def drawn(finished: list[Finished]) -> dict[int, list[tuple[list[int], list[float], str, int]]]:
     assert len({f.number for f in finished}) == len(finished)
     return {
-        f.number: [(s.response_ids.tolist(), s.log_probs.tolist(), s.finish_reason, s.version) for s in f.samples]
+        f.number: [
+            (s.response_ids.tolist(), s.log_probs.tolist(), s.finish_reason, s.version)
+            for s in f.samples
+        ]
         for f in finished
     }
 
@@ -116,7 +131,11 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     first = drawn(list(engine.generate(groups(), SAMPLING, seed=1)))
     assert sorted(first) == [0, 1, 2, 3] and {len(s) for s in first.values()} == {3}
     assert drawn(list(engine.generate(groups(), SAMPLING, seed=1))) == first
-    assert engine.stats()["tokens"] == 72 and engine.stats()["restarts"] == 0 and 0 < engine.stats()["busy_rows"] <= 1
+    assert (
+        engine.stats()["tokens"] == 72
+        and engine.stats()["restarts"] == 0
+        and 0 < engine.stats()["busy_rows"] <= 1
+    )
     ids, log_probs, reason, version = first[0][0]
     assert log_probs == [3.0 - i / 2 for i in ids] and (reason, version) == ("length", 1)
     engine.update_weights([("w", torch.tensor([5.0]))], 2)
@@ -129,7 +148,9 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     assert sorted(f.number for f in left) == [0, 1, 2, 3] and under_way.stop() == []
     assert {s.finish_reason for f in left for s in f.samples} == {"aborted"}
     (tmp_path / "vllm" / GO).touch(mode=0o600)
-    begun = [dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(HOLD), left, strict=True)]
+    begun = [
+        dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(HOLD), left, strict=True)
+    ]
     whole = drawn(list(engine.generate(begun, long, seed=1)))
     assert all(len(s[0]) == 20 for samples in whole.values() for s in samples)
     with pytest.raises(EngineFailed, match=r"a vLLM server refused a request.*no such token"):
@@ -141,7 +162,9 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     server = engine.fleet.read().seats[0].address  # type: ignore[union-attr]
     for path in ("/health", "/weights"):
         connection = http.client.HTTPConnection(server.host, server.port, timeout=100)
-        connection.request("GET" if path == "/health" else "POST", path, "{}", {"Authorization": "Bearer x"})
+        connection.request(
+            "GET" if path == "/health" else "POST", path, "{}", {"Authorization": "Bearer x"}
+        )
         assert connection.getresponse().status == 401
         connection.close()
 
@@ -160,12 +183,20 @@ def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make
     for step, fault in enumerate((DIE, HANG, FREEZE, BREAK), 2):
         # Only where silence is the fault; a busy machine may be taken for another one then.
         silent = fault in (HANG, FREEZE)
-        limit(engine, dataclasses.replace(patient, timeout_s=4.0, max_restarts=99) if silent else patient)
+        limit(
+            engine,
+            dataclasses.replace(patient, timeout_s=4.0, max_restarts=99) if silent else patient,
+        )
         engine.update_weights([("w", torch.tensor([3.0]))], step)  # restarts are counted anew
         found = drawn(list(engine.generate(groups(fault, size=2), SAMPLING, seed=1)))
         assert engine.stats()["restarts"] >= 1 and sorted(found) == [0, 1, 2, 3]
-        assert {k: [s[:3] for s in v] for k, v in found.items()} == {k: [s[:3] for s in v] for k, v in expected.items()}
-    with pytest.raises(EngineFailed, match=r"ended with code -9, and .*max_restarts=2 restarts in a row are used up"):
+        assert {k: [s[:3] for s in v] for k, v in found.items()} == {
+            k: [s[:3] for s in v] for k, v in expected.items()
+        }
+    with pytest.raises(
+        EngineFailed,
+        match=r"ended with code -9, and .*max_restarts=2 restarts in a row are used up",
+    ):
         list(engine.generate(groups(DIE, tail=DIE), SAMPLING, seed=1))
     with pytest.raises(EngineFailed, match="used up"):
         engine.update_weights([("w", torch.tensor([3.0]))], 9)
@@ -201,14 +232,19 @@ def test_what_vllm_refuses_is_the_users_to_mend(make: Make) -> None:
 
 def test_no_server_outlives_its_trainer(tmp_path: Path) -> None:
     program = (
-        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.rollout.vllm.test_servers import start_engine\n"
+        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.rollout.vllm.test_servers "
+        "import start_engine\n"
         "engine = start_engine(Path(sys.argv[1]))\nengine.start()\n"
         "print(engine.fleet.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
     assert done.returncode == -9, done.stderr
     pid = int(done.stdout.split()[-1])
     deadline = time.monotonic() + 200

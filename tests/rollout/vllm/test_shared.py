@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.rollout.vllm.shared import Reader, SharedWeights, arrivals
+from trainer.rollout.vllm.server.shared_weights import Reader, SharedWeights, arrivals
 
 READ = """
 import json, struct, sys
@@ -27,9 +27,15 @@ def test_another_process_reads_what_was_written_last() -> None:
     shared.write(arrivals((name, tensor + 1) for name, tensor in weights.items()))
     said = subprocess.run(
         [sys.executable, "-S", "-c", READ, shared.path, shared.table],
-        capture_output=True, text=True, timeout=200, check=True,
-    ).stdout  # fmt: skip
-    assert said.strip() == "[[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]\n[['a', 'float32', [2, 3]], ['b', 'bfloat16', [5]]]"
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    ).stdout
+    assert (
+        said.strip()
+        == "[[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]\n[['a', 'float32', [2, 3]], ['b', 'bfloat16', [5]]]"
+    )
     reader = Reader()
     for more in (1, 5):  # what is there now, not when it was mapped
         shared.write(arrivals((name, tensor + more) for name, tensor in weights.items()))
@@ -37,7 +43,9 @@ def test_another_process_reads_what_was_written_last() -> None:
         assert found == {name: (t + more).tolist() for name, t in weights.items()}
     other = SharedWeights()
     other.write(arrivals([("c", torch.zeros(3))]))
-    assert {name: t.tolist() for name, t in reader.read(other.path, other.table)} == {"c": [0, 0, 0]}
+    assert {name: t.tolist() for name, t in reader.read(other.path, other.table)} == {
+        "c": [0, 0, 0]
+    }
     other.close()
     shared.close()
 
@@ -45,7 +53,9 @@ def test_another_process_reads_what_was_written_last() -> None:
 def held() -> list[str]:
     found = []
     for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another thread may close any of them meanwhile
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another thread may close any of them meanwhile
             found.append(os.readlink(fd))
     return found
 

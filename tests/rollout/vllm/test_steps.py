@@ -1,4 +1,6 @@
-"""Ranks that share an engine: whatever each of them does, they take the same steps and none is left waiting."""
+"""Ranks that share an engine: whatever each of them does, they take the same steps and none is left
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.rollout import EngineFailed, Finished, Group, NotFiniteError, Sampling
-from trainer.rollout.vllm.core import Drawn
-from trainer.rollout.vllm.shards import Shards
-from trainer.rollout.vllm.steps import Steps
-from trainer.rollout.vllm.tally import Request, Tally
+from trainer.rollout.vllm.engine.core import Drawn
+from trainer.rollout.vllm.engine.requests import Request, Tally
+from trainer.rollout.vllm.in_process.generation import Steps
+from trainer.rollout.vllm.in_process.shards import Shards
 
 SAMPLING = Sampling(max_response_length=9)
 WAIT_S = 100.0
@@ -47,7 +49,9 @@ class Threads(Shards):
 
 @dataclass
 class Fake:
-    """Draws two tokens of each request in a step; request ``s`` has 1 + s % 9 of them. ``log``: what it was told."""
+    """Draws two tokens of each request in a step; request ``s`` has 1 + s % 9 of them. ``log``:
+    what it was told.
+    """
 
     shards: Threads
     log: list[str] = field(default_factory=list)
@@ -120,11 +124,25 @@ SHARES = [[group(0, 8), group(2)], [], [group(5), group(4, 1), group(3), group(7
 
 
 def test_every_rank_gets_its_own_and_all_take_the_same_steps() -> None:
-    results, cores = together(3, lambda rank, shards, core: lengths(begin(shards, core, SHARES[rank], seed=rank - 1)))
-    assert results == [{i: [(1 + s, "stop") for s in g.sample_ids] for i, g in enumerate(share)} for share in SHARES]
+    results, cores = together(
+        3, lambda rank, shards, core: lengths(begin(shards, core, SHARES[rank], seed=rank - 1))
+    )
+    assert results == [
+        {i: [(1 + s, "stop") for s in g.sample_ids] for i, g in enumerate(share)}
+        for share in SHARES
+    ]
     assert cores[0].log == cores[1].log == cores[2].log and all(core.open == 0 for core in cores)
     begun = [line.split()[1] for line in cores[0].log if line.startswith("add")]
-    assert begun == ["0/0.0", "0/0.1", "2/0.0", "0/1.0", "2/1.0", "2/1.1", "2/2.0", "2/3.0"]  # first groups first
+    assert begun == [
+        "0/0.0",
+        "0/0.1",
+        "2/0.0",
+        "0/1.0",
+        "2/1.0",
+        "2/1.1",
+        "2/2.0",
+        "2/3.0",
+    ]  # first groups first
     assert cores[0].log[0] == f"add 0/0.0 [7, 8, 0, 8] {2**64 - 1}"
 
 
@@ -147,7 +165,9 @@ def test_one_leaves_early_and_the_others_go_on() -> None:
 
     results, cores = together(3, act)
     assert results[0] == ({1: [(3, "stop")]}, {0: [(1, "stop"), (4, "aborted")]})
-    assert results[2] == {i: [(1 + s, "stop") for s in g.sample_ids] for i, g in enumerate(SHARES[2])}
+    assert results[2] == {
+        i: [(1 + s, "stop") for s in g.sample_ids] for i, g in enumerate(SHARES[2])
+    }
     assert cores[0].log == cores[1].log == cores[2].log and "abort ['0/0.1']" in cores[0].log
 
 
@@ -162,7 +182,9 @@ def test_groups_that_end_in_one_turn_are_left_to_a_stop() -> None:
 
 def test_what_is_not_finite_is_seen_by_all_in_the_same_turn() -> None:
     def act(rank: int, shards: Threads, core: Fake) -> None:
-        core.spoil = lambda d: Drawn(d.key, d.token_ids, [float("nan")], d.reason) if d.key == "0/1.0" else d
+        core.spoil = lambda d: (
+            Drawn(d.key, d.token_ids, [float("nan")], d.reason) if d.key == "0/1.0" else d
+        )
         list(begin(shards, core, SHARES[rank]))
 
     results, cores = together(3, act)
@@ -189,7 +211,9 @@ def test_an_engine_that_fails_on_one_rank_keeps_nobody_waiting() -> None:
         list(begin(shards, core, SHARES[rank]))
 
     results = together(3, act)[0]
-    assert all(isinstance(result, EngineFailed) for result in results) and "out of memory" in str(results[1])
+    assert all(isinstance(result, EngineFailed) for result in results) and "out of memory" in str(
+        results[1]
+    )
 
 
 def test_one_that_has_nothing_to_share_keeps_nobody_waiting() -> None:
@@ -206,4 +230,6 @@ def test_one_that_has_nothing_to_share_keeps_nobody_waiting() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_nothing_at_all(size: int) -> None:
-    assert together(size, lambda rank, shards, core: list(begin(shards, core, [])))[0] == [[]] * size
+    assert (
+        together(size, lambda rank, shards, core: list(begin(shards, core, [])))[0] == [[]] * size
+    )

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from trainer.rollout.vllm.node import LOOPBACK
-from trainer.rollout.vllm.transfer import Upload, parts
-from trainer.rollout_nodes import Address
+from trainer.launch.rollout_nodes import Address
+from trainer.rollout.vllm.client.status_file import LOOPBACK
+from trainer.rollout.vllm.nodes.weight_upload import Upload, parts
 
 PATIENCE_S = 450.0
 """What a host that lives may take."""
@@ -20,7 +20,7 @@ PATIENCE_S = 450.0
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    monkeypatch.setattr("trainer.rollout.vllm.transfer.LOST_S", 0.5)
+    monkeypatch.setattr("trainer.rollout.vllm.nodes.weight_upload.LOST_S", 0.5)
     with socket.socket() as mute:
         mute.bind((LOOPBACK, 0))
         mute.listen(0)

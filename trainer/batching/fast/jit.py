@@ -18,7 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """``function`` by numba. Every sum keeps its order and nothing is fused, so that floats round as in Python.
+    """``function`` by numba. Every sum keeps its order and nothing is fused, so that floats round
+    as in Python.
 
     Raises RuntimeError where no folder can keep what is compiled, or others own it.
     """
@@ -30,7 +31,8 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """``function`` for other loops to call, which holds what they are made of: kept by them, and not ready for Python.
+    """``function`` for other loops to call, which holds what they are made of: kept by them, and
+    not ready for Python.
 
     ``compiled`` loops that call each other would each be wrapped for Python and kept by themselves.
     """
@@ -38,7 +40,9 @@ def inner(function: F) -> F:
 
 
 def keep_private(folder: Path) -> None:
-    """Code is loaded from ``folder``: let nobody else write there. Beside the sources it is as safe as they are."""
+    """Code is loaded from ``folder``: let nobody else write there. Beside the sources it is as safe
+    as they are.
+    """
     if folder.parent == Path(__file__).parent:
         return
     if folder.stat().st_uid != os.getuid():
@@ -48,11 +52,14 @@ def keep_private(folder: Path) -> None:
 
 @cache
 def keep_current(folder: Path) -> None:
-    """Forget what ``folder`` holds of other sources of this package. numba itself looks at the file of the loop that is
-    called from Python, not at those of the loops that are part of it.
+    """Forget what ``folder`` holds of other sources of this package. numba itself looks at the file
+    of the loop that is called from Python, not at those of the loops that are part of it.
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    now, mark = xxhash.xxh3_128_hexdigest(b"\0".join(s.read_bytes() for s in sources)), folder / "plimsoll-sources"
+    now, mark = (
+        xxhash.xxh3_128_hexdigest(b"\0".join(s.read_bytes() for s in sources)),
+        folder / "plimsoll-sources",
+    )
     if mark.exists() and mark.read_text() == now:
         return
     for file in (f for s in sources for f in folder.glob(f"{s.stem}.*.nb[ic]")):
@@ -77,7 +84,9 @@ def left_of(values: Floats | Ints, value: float, many: int) -> int:
 
 @inner
 def order_of(values: Floats, sign: float) -> Ints:
-    """Places by rising value (``sign`` 1.0) or falling (-1.0), equal ones in order: merge sort from the bottom up."""
+    """Places by rising value (``sign`` 1.0) or falling (-1.0), equal ones in order: merge sort from
+    the bottom up.
+    """
     many = values.size
     here, there = np.empty(many, np.int64), np.empty(many, np.int64)
     for i in range(many):

@@ -16,7 +16,9 @@ BISECTIONS, BISECTED = 4, 16_384
 
 @compiled
 def best_fit(sizes: Ints, caps: Ints, share: float) -> Ints:
-    """:func:`trainer.batching.packing.best_fit` of falling ``sizes``; the first is -1 when there is no room."""
+    """:func:`trainer.batching.packing.best_fit` of falling ``sizes``; the first is -1 when there is
+    no room.
+    """
     many, cap = caps.size, caps[0]
     whole = int(cap * share)
     room = np.empty(many, np.int64)  # of each opened bin, times many, and its number
@@ -52,9 +54,13 @@ def best_fit(sizes: Ints, caps: Ints, share: float) -> Ints:
 
 @compiled
 def open_bins(rank: Ints, bucket: Ints, sizes: Ints, caps: Ints, counts: Ints) -> Ints:
-    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in ``counts``."""
+    """Bin of each unit within its rank; units come by rank, bucket and falling size. Counts bins in
+    ``counts``.
+    """
     many = sizes.size
-    room = np.empty(many, np.int64)  # of the bins of one rank and bucket, times many, and their number
+    room = np.empty(
+        many, np.int64
+    )  # of the bins of one rank and bucket, times many, and their number
     out = np.empty(many, np.int64)
     opened = 0
     for i in range(many):
@@ -137,7 +143,9 @@ def _change(key: Floats, other: Floats, bins: Ints, a: int, b: int) -> None:
 
 @compiled
 def lightest_fit(cost: Floats, sizes: Ints, caps: Ints, fills: bool) -> Ints:
-    """:func:`trainer.batching.packing.lightest_fit` of units by falling cost; -1 first when there is no room."""
+    """:func:`trainer.batching.packing.lightest_fit` of units by falling cost; -1 first when there
+    is no room.
+    """
     many = caps.size
     room = caps.copy()
     # Two heaps, of bins with room by their load and of those without by their room, largest first.
@@ -176,8 +184,12 @@ def lightest_fit(cost: Floats, sizes: Ints, caps: Ints, fills: bool) -> Ints:
 
 
 @compiled
-def once(bins: Ints, own: Floats, prompts: Floats, groups: Ints, by_group: Ints, many: int) -> Floats:
-    """What each bin holds: ``own`` of every sequence, and once for each group the prompt. See ``Layout.weigh``."""
+def once(
+    bins: Ints, own: Floats, prompts: Floats, groups: Ints, by_group: Ints, many: int
+) -> Floats:
+    """What each bin holds: ``own`` of every sequence, and once for each group the prompt. See
+    ``Layout.weigh``.
+    """
     out, extra, seen = np.zeros(many), np.zeros(many), np.full(many, -1)
     for i in range(bins.size):
         out[bins[i]] += own[i]
@@ -214,7 +226,9 @@ def up_to(values: Floats | Ints, value: float, many: int) -> int:
 def pace_rows(
     weights: Floats, sizes: Ints, ids: Ints, out: Ints, caps: Ints, rows: int, left: float
 ) -> tuple[int, int]:
-    """The rows of :func:`trainer.batching.packing.fill_rows` that a head paces: rows filled, units left in front."""
+    """The rows of :func:`trainer.batching.packing.fill_rows` that a head paces: rows filled, units
+    left in front.
+    """
     many, ranks, row = ids.size, caps.size, 0
     keys = np.empty(ranks)
     for r in range(ranks):
@@ -228,7 +242,11 @@ def pace_rows(
             if at >= 0:
                 out[ids[at]] = row * ranks + r
                 left -= weights[at]
-                slack[seated], room[seated], rank[seated] = pace - weights[at], caps[r] - sizes[at], r
+                slack[seated], room[seated], rank[seated] = (
+                    pace - weights[at],
+                    caps[r] - sizes[at],
+                    r,
+                )
                 seated += 1
                 pull(weights, sizes, ids, many, at)
                 many -= 1
@@ -238,7 +256,11 @@ def pace_rows(
                 if at < 0:
                     break
                 out[ids[at]] = row * ranks + rank[seat]
-                left, slack[seat], room[seat] = left - weights[at], slack[seat] - weights[at], room[seat] - sizes[at]
+                left, slack[seat], room[seat] = (
+                    left - weights[at],
+                    slack[seat] - weights[at],
+                    room[seat] - sizes[at],
+                )
                 pull(weights, sizes, ids, many, at)
                 many -= 1
         row += 1
@@ -294,7 +316,9 @@ def deal(load: Floats, budgets: Ints) -> Ints:
 
 @inner
 def multifit(weights: Floats, sizes: Ints, budgets: Ints, caps: Ints, least: float) -> Ints:
-    """:func:`trainer.batching.packing.multifit` over bins of ``caps``. ``least``: share of the room that is needed."""
+    """:func:`trainer.batching.packing.multifit` over bins of ``caps``. ``least``: share of the room
+    that is needed.
+    """
     units = sizes.size
     falling, weighed = np.empty(units, np.int64), np.empty(units)
     for i in range(units):
@@ -328,10 +352,14 @@ def multifit(weights: Floats, sizes: Ints, budgets: Ints, caps: Ints, least: flo
 
 
 @compiled
-def fill_rows(weights: Floats, sizes: Ints, ids: Ints, budgets: Ints, rows: int, rising: bool, left: float) -> Ints:
-    """:func:`trainer.batching.packing.fill_rows` of units by rising cost; the first is -1 when there is no room.
+def fill_rows(
+    weights: Floats, sizes: Ints, ids: Ints, budgets: Ints, rows: int, rising: bool, left: float
+) -> Ints:
+    """:func:`trainer.batching.packing.fill_rows` of units by rising cost; the first is -1 when
+    there is no room.
 
-    What no head paces is spread here, too: loops that are part of others are compiled once more with each of them.
+    What no head paces is spread here, too: loops that are part of others are compiled once more
+    with each of them.
     """
     ranks, row, many = budgets.size, 0, ids.size
     out = np.empty(many, np.int64)
@@ -356,7 +384,9 @@ def fill_rows(weights: Floats, sizes: Ints, ids: Ints, budgets: Ints, rows: int,
         order, falling = order_of(weights, -1.0), np.empty(many)
         for i in range(many):
             falling[i], chosen[i] = weights[order[i]], sizes[order[i]]
-        fit = lightest_fit(falling, chosen, caps, many > 0)  # True would have it compiled once more, for True alone
+        fit = lightest_fit(
+            falling, chosen, caps, many > 0
+        )  # True would have it compiled once more, for True alone
         chosen[0] = -1
         if fit[0] >= 0:
             for i in range(many):

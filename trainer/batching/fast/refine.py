@@ -1,6 +1,7 @@
 """Compiled loops of ``trainer.batching.refine``: the same steps, in the same order.
 
-Constants stand here once more, for numba keeps what it compiled until this file changes; a test holds both to be equal.
+Constants stand here once more, for numba keeps what it compiled until this file changes; a test
+holds both to be equal.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def seek(
     """``Refiner._search``: (win, place, place), places -1 when there is none."""
     first, fills, rising, mixed = rules[0], rules[1], rules[2], rules[3]
     mine, theirs = ends[heavy], ends[light]
-    if mixed and theirs > first + 1 and buckets[held[heavy, mine - 2]] != buckets[held[light, theirs - 2]]:
+    if (
+        mixed
+        and theirs > first + 1
+        and buckets[held[heavy, mine - 2]] != buckets[held[light, theirs - 2]]
+    ):
         return 0.0, -1, -1
     room_light, room_heavy = room[light], room[heavy]
     miss, near = low - least, NEAR * low
@@ -101,7 +106,9 @@ def put(
     if ends[bin_] == weights.shape[1]:
         wider = np.empty((weights.shape[0], 2 * weights.shape[1]))
         larger = np.empty((weights.shape[0], 2 * weights.shape[1]), np.int64)
-        for row in range(weights.shape[0]):  # plain loops: to assign a slice takes ten seconds to compile
+        for row in range(
+            weights.shape[0]
+        ):  # plain loops: to assign a slice takes ten seconds to compile
             for i in range(weights.shape[1]):
                 wider[row, i], larger[row, i] = weights[row, i], held[row, i]
         weights, held = wider, larger
@@ -176,10 +183,25 @@ def level(
                     break
                 apart = (load[heavy] - load[light]) / 2
                 _, a, b = seek(
-                    weights, held, ends, load, room, tokens, buckets, rules, work, heavy, light, apart, apart, tiny
+                    weights,
+                    held,
+                    ends,
+                    load,
+                    room,
+                    tokens,
+                    buckets,
+                    rules,
+                    work,
+                    heavy,
+                    light,
+                    apart,
+                    apart,
+                    tiny,
                 )
                 if a >= 0:
-                    weights, held = swap(weights, held, ends, load, room, tokens, rules, heavy, light, a, b)
+                    weights, held = swap(
+                        weights, held, ends, load, room, tokens, rules, heavy, light, a, b
+                    )
                     swaps += 1
         idle = 0 if swaps else idle + 1
         if idle == min(half, 3):
@@ -204,7 +226,12 @@ def run(
 ) -> tuple[Floats, Ints]:
     """``Refiner.run``, with ``_inside``, ``_look`` and ``_across``."""
     rows = load.size // ranks
-    pace, even, urge, inside = np.empty(rows), np.empty(rows), np.empty(rows), np.empty(rows, np.int64)
+    pace, even, urge, inside = (
+        np.empty(rows),
+        np.empty(rows),
+        np.empty(rows),
+        np.empty(rows, np.int64),
+    )
     spare = 0.0
     for row in range(rows):
         at = row * ranks
@@ -230,7 +257,20 @@ def run(
                 if half <= best or best >= good:
                     break
                 win, a, b = seek(
-                    weights, held, ends, load, room, tokens, buckets, rules, work, heavy, other, half, half, best
+                    weights,
+                    held,
+                    ends,
+                    load,
+                    room,
+                    tokens,
+                    buckets,
+                    rules,
+                    work,
+                    heavy,
+                    other,
+                    half,
+                    half,
+                    best,
                 )
                 if a >= 0:
                     best, light, found, partner = win, other, a, b
@@ -281,13 +321,18 @@ def run(
             else:
                 urge[row] = 0.0
             continue
-        weights, held = swap(weights, held, ends, load, room, tokens, rules, heavy, light, found, partner)
+        weights, held = swap(
+            weights, held, ends, load, room, tokens, rules, heavy, light, found, partner
+        )
         stale += 1
         for turn in range(1 if light // ranks == row else 2):
             changed = light // ranks if turn else row
             at = changed * ranks
             before = pace[changed] - even[changed]
-            pace[changed], even[changed] = load[most(load, at, at + ranks)], total(load, at, at + ranks) / ranks
+            pace[changed], even[changed] = (
+                load[most(load, at, at + ranks)],
+                total(load, at, at + ranks) / ranks,
+            )
             urge[changed] = pace[changed] - even[changed]
             spare += urge[changed] - before
             inside[changed] = 1
@@ -301,7 +346,11 @@ def alike(
     """``Refiner.alike``."""
     count, width = weights.shape
     new_weights, new_held = np.empty((count, width)), np.empty((count, width), np.int64)
-    new_ends, new_load, new_room = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
+    new_ends, new_load, new_room = (
+        np.empty(count, np.int64),
+        np.empty(count),
+        np.empty(count, np.int64),
+    )
     new = deal(load, budgets)
     for old in range(count):
         b = new[old]
@@ -324,9 +373,11 @@ def improve(
     work: Ints,
     rules: Ints,
 ) -> Ints:
-    """``search.improve`` from its first exchange on. ``order``: units by rising cost; ``rules``: see :func:`seek`.
+    """``search.improve`` from its first exchange on. ``order``: units by rising cost; ``rules``:
+    see :func:`seek`.
 
-    Units of bin b are ``held[b, first:ends[b] - 1]``, light to heavy, between the guards that ``Refiner`` has.
+    Units of bin b are ``held[b, first:ends[b] - 1]``, light to heavy, between the guards that
+    ``Refiner`` has.
     """
     first, fills, units, ranks = rules[0], rules[1], cost.size, budgets.size
     count = rows * ranks
@@ -360,8 +411,12 @@ def improve(
     path = inf
     for _ in range(ROUNDS):
         before = path
-        weights, held = level(weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, PASSES)
-        weights, held = run(weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, goal)
+        weights, held = level(
+            weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, PASSES
+        )
+        weights, held = run(
+            weights, held, ends, load, room, sizes, buckets, rules, work, ranks, tiny, goal
+        )
         if rows == 1:
             break
         weights, held, ends, load, room = alike(weights, held, ends, load, room, budgets)

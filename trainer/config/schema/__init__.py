@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from trainer.config.schema.actor import Actor, ActorCheckpoint, Model, Optim, Ref
-from trainer.config.schema.algorithm import Algorithm, Critic, CustomRewardFunction, KlCtrl, RewardModel
+from trainer.config.schema.algorithm import (
+    Algorithm,
+    Critic,
+    CustomRewardFunction,
+    KlCtrl,
+    RewardModel,
+)
 from trainer.config.schema.base import Budget, Section
 from trainer.config.schema.data import Data
 from trainer.config.schema.rollout import ActorRolloutRef, Rollout, ValKwargs

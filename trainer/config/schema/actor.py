@@ -6,24 +6,39 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.schema.base import Budget, Count, NonNegative, Positive, Section, Share, Text, Whole
+from trainer.config.schema.base import (
+    Budget,
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Text,
+    Whole,
+)
 
 
 class Model(Section):
     """``actor_rollout_ref.model``."""
 
     path: Text | None
-    """A Hugging Face folder or hub id, ``builtin:tiny`` (made on the spot) or ``builtin:smollm2``."""
+    """A Hugging Face folder or hub id, ``builtin:tiny`` (made on the spot) or
+    ``builtin:smollm2``.
+    """
     trust_remote_code: bool
     """Run code that comes with the model. Only false is supported."""
     enable_gradient_checkpointing: bool
     """Recompute activations in backward: less memory, about a third more work."""
     lora_rank: Whole
-    """Train adapters of this rank (LoRA, arXiv 2106.09685) and leave the model's own weights. 0: train all weights."""
+    """Train adapters of this rank (LoRA, arXiv 2106.09685) and leave the model's own weights. 0:
+    train all weights.
+    """
     lora_alpha: Positive
     """An adapter adds lora_alpha / lora_rank times the product of its two matrices."""
     target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)]
-    """Linear layers with an adapter, by name: [q_proj,v_proj]. ``all-linear``: all of them but the output head."""
+    """Linear layers with an adapter, by name: [q_proj,v_proj]. ``all-linear``: all of them but the
+    output head.
+    """
 
 
 class Optim(Section):
@@ -62,18 +77,25 @@ class Actor(Section):
     strategy: Literal["deepspeed"]
     """Training engine."""
     use_dynamic_bsz: bool
-    """Cut micro-batches by tokens. false: ``ppo_micro_batch_size_per_gpu`` sequences each, padded to the longest."""
+    """Cut micro-batches by tokens. false: ``ppo_micro_batch_size_per_gpu`` sequences each, padded
+    to the longest.
+    """
     ppo_max_token_len_per_gpu: Budget
-    """Most real tokens of a micro-batch of a rank, with ``use_dynamic_bsz``: one number, a list by rank, or ``auto``
-    (measured at start)."""
+    """Most real tokens of a micro-batch of a rank, with ``use_dynamic_bsz``: one number, a list by
+    rank, or ``auto`` (measured at start).
+    """
     ppo_mini_batch_size: Count
     """Prompts (RL) or samples (SFT) of one optimizer step, over all ranks."""
     ppo_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
     dynamic_bsz_bucketing: bool
-    """Never mix sequences of different length buckets in a micro-batch, with ``use_dynamic_bsz``."""
+    """Never mix sequences of different length buckets in a micro-batch, with
+    ``use_dynamic_bsz``.
+    """
     bucket_boundaries: Annotated[list[Count], Field(min_length=1)]
-    """Upper ends of the buckets of ``dynamic_bsz_bucketing``, tokens: (b[i-1], b[i]], the last bucket is open."""
+    """Upper ends of the buckets of ``dynamic_bsz_bucketing``, tokens: (b[i-1], b[i]], the last
+    bucket is open.
+    """
     bucket_by: Literal["prompt", "total"]
     """The length that chooses the bucket."""
     share_prompt: bool | Literal["auto"]
@@ -92,7 +114,9 @@ class Actor(Section):
     """Upper clip range: the ratio stays below 1 + this (DAPO's clip-higher, arXiv 2503.14476)."""
     clip_ratio_c: Annotated[float, Field(gt=1)]
     """Dual clip: bound on the ratio where the advantage is negative (arXiv 1912.09729)."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+    loss_agg_mode: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+    ]
     """How token losses become one loss; every mean is over the whole mini-batch of all ranks."""
     entropy_coeff: float
     """Weight of the entropy bonus."""
@@ -105,12 +129,15 @@ class Actor(Section):
     grad_clip: NonNegative
     """Largest global gradient norm. 0: no clipping."""
     grad_clip_adaptive: bool
-    """Lower the threshold for small steps: grad_clip * min(1, sequences / ``grad_clip_min_batch_size``)."""
+    """Lower the threshold for small steps: grad_clip * min(1, sequences /
+    ``grad_clip_min_batch_size``).
+    """
     grad_clip_min_batch_size: Count
     """Sequences of an optimizer step, over all ranks, from which the whole ``grad_clip`` counts."""
     mixed_precision: Literal["auto", "fp32", "bf16"]
-    """Type of weights and activations; bf16 keeps an fp32 master copy. auto: bf16 on a GPU and on a CPU that multiplies
-    it, fp32 on other CPUs, where bf16 is some 60 times slower."""
+    """Type of weights and activations; bf16 keeps an fp32 master copy. auto: bf16 on a GPU and on a
+    CPU that multiplies it, fp32 on other CPUs, where bf16 is some 60 times slower.
+    """
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     """What is sharded over ranks. 1: optimizer state, 2: and gradients, 3: and weights."""
     param_offload: bool
@@ -133,6 +160,10 @@ class Ref(Section):
     log_prob_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
     ema_interval: Count | None
-    """Move the reference towards the policy each so many steps. null: it stays the model that the run began with."""
+    """Move the reference towards the policy each so many steps. null: it stays the model that the
+    run began with.
+    """
     ema_decay: Share
-    """What it keeps of itself then: ref <- decay ref + (1 - decay) policy. 0: it becomes the policy."""
+    """What it keeps of itself then: ref <- decay ref + (1 - decay) policy. 0: it becomes the
+    policy.
+    """

@@ -1,4 +1,6 @@
-"""``algorithm.*``, ``critic.*``, ``reward_model.*``, ``custom_reward_function.*``: what is learnt from."""
+"""``algorithm.*``, ``critic.*``, ``reward_model.*``, ``custom_reward_function.*``: what is learnt
+from.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from trainer.config.schema.base import Budget, Count, NonNegative, Positive, Section, Share, Text, Whole
+from trainer.config.schema.base import (
+    Budget,
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Text,
+    Whole,
+)
 
 
 def _kl_type(value: object) -> object:
@@ -33,9 +44,13 @@ class Algorithm(Section):
     adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
     """Estimator of the advantages."""
     max_staleness: Whole
-    """Most iterations by which the weights that began a response may lag those it trains. 0: strictly on-policy."""
+    """Most iterations by which the weights that began a response may lag those it trains. 0:
+    strictly on-policy.
+    """
     norm_adv_by_std_in_grpo: bool
-    """grpo: divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv 2503.20783)."""
+    """grpo: divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv
+    2503.20783).
+    """
     gamma: Share
     """Discount of a token's future reward (reinforce_plus_plus, gae)."""
     lam: Share
@@ -51,8 +66,9 @@ class Critic(Section):
     """``critic``: the value model."""
 
     enable: bool | None
-    """null: when ``algorithm.adv_estimator`` needs one. Not built yet: true is an error, the other keys have no
-    effect."""
+    """null: when ``algorithm.adv_estimator`` needs one. Not built yet: true is an error, the other
+    keys have no effect.
+    """
     use_dynamic_bsz: bool
     """Cut its micro-batches by tokens."""
     ppo_max_token_len_per_gpu: Budget
@@ -82,4 +98,6 @@ class CustomRewardFunction(Section):
     path: Text | None
     """Python file that defines it. null: the rule that fits the data."""
     name: Text
-    """Function in that file: ``f(data_source, solution_str, ground_truth, extra_info) -> float``."""
+    """Function in that file: ``f(data_source, solution_str, ground_truth, extra_info) ->
+    float``.
+    """

@@ -1,4 +1,6 @@
-"""What all sections of the schema share. The schema knows types and units; defaults live in ``conf/config.yaml``."""
+"""What all sections of the schema share. The schema knows types and units; defaults live in
+``conf/config.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A group of keys. Frozen, no unknown keys, no conversions between types except int to float."""
+    """A group of keys. Frozen, no unknown keys, no conversions between types except int to
+    float.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False

@@ -49,7 +49,9 @@ class Data(Section):
     seed: Seed
     """Seed of the shuffle."""
     num_workers: Whole
-    """Loader processes of a rank, capped at the cores of the machine. 0: load in the training process."""
+    """Loader processes of a rank, capped at the cores of the machine. 0: load in the training
+    process.
+    """
     prefetch_factor: Count
     """Batches that each loader process prepares ahead."""
     persistent_workers: bool

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.schema.actor import Actor, Model, Ref
-from trainer.config.schema.base import Budget, Count, NonNegative, OpenShare, Positive, Section, Text, Whole
+from trainer.config.schema.base import (
+    Budget,
+    Count,
+    NonNegative,
+    OpenShare,
+    Positive,
+    Section,
+    Text,
+    Whole,
+)
 
 TopK = Annotated[int, Field(ge=-1)]
 
@@ -55,7 +64,9 @@ class Rollout(Section):
     """``actor_rollout_ref.rollout``."""
 
     name: Literal["hf", "vllm", "vllm_server"]
-    """Generation engine: transformers; vLLM in the trainer's process; vLLM in processes of its own, over HTTP."""
+    """Generation engine: transformers; vLLM in the trainer's process; vLLM in processes of its own,
+    over HTTP.
+    """
     n: Count
     """Responses of a prompt: the group of GRPO."""
     temperature: Positive
@@ -89,7 +100,9 @@ class Rollout(Section):
     enable_chunked_prefill: bool
     """Cut long prompts into chunks (vllm)."""
     streaming: bool
-    """Judge responses and run the reference on them while others are still generated. false: phase by phase."""
+    """Judge responses and run the reference on them while others are still generated. false: phase
+    by phase.
+    """
     over_sampling: Annotated[float, Field(ge=1)]
     """Begin this times as many prompts as a step needs and stop when enough are finished."""
     one_step_off: bool
@@ -99,7 +112,9 @@ class Rollout(Section):
     max_restarts: Whole
     """Restarts of a server since the last weights before the run saves and ends (vllm_server)."""
     nnodes: Whole
-    """Nodes of a Slurm job beside ``trainer.nnodes`` that only hold servers (vllm_server). 0: no such nodes."""
+    """Nodes of a Slurm job beside ``trainer.nnodes`` that only hold servers (vllm_server). 0: no
+    such nodes.
+    """
     server: Server
     agent: Agent
     val_kwargs: ValKwargs

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainer.config.schema.base import Count, NonNegative, OpenShare, Positive, Section, Seed, Share, Text, Whole
+from trainer.config.schema.base import (
+    Count,
+    NonNegative,
+    OpenShare,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    Text,
+    Whole,
+)
 
 
 def _resume_mode(value: object) -> object:
@@ -31,7 +41,9 @@ class Checkpoint(Section):
     async_save: bool
     """Write in the background; training waits for the copy to host memory only."""
     write_share: OpenShare
-    """Share of the disk's speed at which a save is written while training goes on. 1: as fast as it goes."""
+    """Share of the disk's speed at which a save is written while training goes on. 1: as fast as it
+    goes.
+    """
     atomic_save: bool
     """Publish a checkpoint by one rename after all of it is on disk. Only true is supported."""
     keep_last: Count
@@ -39,7 +51,9 @@ class Checkpoint(Section):
     keep_every: Count | None
     """Keep each step that is a multiple of this for good. null: none."""
     keep_best: Whole
-    """Of the checkpoints saved, so many with the best ``best_metric`` are kept beside the newest."""
+    """Of the checkpoints saved, so many with the best ``best_metric`` are kept beside the
+    newest.
+    """
     best_metric: Text | None
     """Metric that ``keep_best`` goes by. null: ``val/reward``, where there is a validation."""
     best_mode: Literal["max", "min"] | None
@@ -73,7 +87,9 @@ class Trainer(Section):
     default_local_dir: Text
     """Run folder: config, metrics, checkpoints, logs. The same folder continues the run."""
     default_hdfs_dir: Text | None
-    """Second home of checkpoints: any fsspec URL (s3://, hdfs://, file://), with or without a slash at its end."""
+    """Second home of checkpoints: any fsspec URL (s3://, hdfs://, file://), with or without a slash
+    at its end.
+    """
     logger: Literal["console", "wandb"] | list[Literal["console", "wandb"]]
     """Where metrics go besides ``metrics.jsonl``."""
     log_val_generations: Whole
@@ -99,7 +115,9 @@ class Trainer(Section):
     test_freq: Annotated[int, Field(ge=-1)]
     """Validate each so many steps. -1 or 0: only before and after training."""
     resume_mode: Annotated[Literal["auto", "disable", "path"], BeforeValidator(_resume_mode)]
-    """auto: continue from the newest checkpoint of the run folder; path: from ``resume_from_path``."""
+    """auto: continue from the newest checkpoint of the run folder; path: from
+    ``resume_from_path``.
+    """
     resume_from_path: Text | None
     """Checkpoint folder ``step_N`` to continue from."""
     grace_period_s: NonNegative

@@ -1,7 +1,9 @@
-"""Sequences that began together: their prompts' keys and values once per prompt, their own in step with each other.
+"""Sequences that began together: their prompts' keys and values once per prompt, their own in step
+with each other.
 
-All rows of a cohort write the same column in a step, and unless cohorts were joined none looks at pads. A row that ends
-gives its place to the last one; what is computed and read follows the living rows.
+All rows of a cohort write the same column in a step, and unless cohorts were joined none looks at
+pads. A row that ends gives its place to the last one; what is computed and read follows the living
+rows.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from trainer.rollout.hf.row import Row
 GROW = 64
 """Least columns added when the cache is full."""
 FORGET_BELOW = 0.75
-"""Prompts whose rows have all ended are forgotten when at most this share of the prompts is still needed."""
+"""Prompts whose rows have all ended are forgotten when at most this share of the prompts is still
+needed.
+"""
 
 
 class Cohort:
-    """Living ``rows`` and their cache. ``token`` and ``position`` int64 [rows]: what each feeds into the next step."""
+    """Living ``rows`` and their cache. ``token`` and ``position`` int64 [rows]: what each feeds
+    into the next step.
+    """
 
     def __init__(self, network: Network, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
@@ -43,13 +49,17 @@ class Cohort:
         shape = (len(rows), network.kv_heads, GROW, network.head_dim)
         like = self.prefix[0][0]
         self.own = [(like.new_empty(shape), like.new_empty(shape)) for _ in self.prefix]
-        """By layer: keys and values [at least the rows, kv_heads, capacity, head_dim], filled up to ``length``."""
+        """By layer: keys and values [at least the rows, kv_heads, capacity, head_dim], filled up to
+        ``length``.
+        """
         self._arrange()
         self.first_logits: Tensor | None = logits[torch.tensor(self._prefix_of, device=device)]
         """[rows, vocabulary]: for the first token."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One token of each row, the newest, over its prompt and its own tokens; see :data:`network.Attend`."""
+        """One token of each row, the newest, over its prompt and its own tokens; see
+        :data:`network.Attend`.
+        """
         rows, heads, head_dim = query.shape
         own_keys, own_values = self._own(layer)
         own_keys[:rows, :, self.length], own_values[:rows, :, self.length] = key, value
@@ -60,7 +70,8 @@ class Cohort:
         keys, values = self.prefix[layer]
         width = keys.shape[2]
 
-        # All rows of a prompt read its keys and values together: [prompts, kv_heads, slots * each, ...].
+        # All rows of a prompt read its keys and values together: [prompts, kv_heads, slots * each,
+        # ...].
         def gathered(x: Tensor) -> Tensor:
             spread = x if self._row_of is None else x.index_select(0, self._row_of)
             by_prompt = spread.view(prompts, slots, kv_heads, each, -1).transpose(1, 2)
@@ -119,14 +130,16 @@ class Cohort:
         self._arrange()
 
     def pads(self, other: Cohort) -> int:
-        """Cells of the cache, each a token of a row or prompt, that would be padding if ``other`` were absorbed."""
+        """Cells of the cache, each a token of a row or prompt, that would be padding if ``other``
+        were absorbed.
+        """
         mine, theirs = max(self._widths), max(other._widths)
         narrow = len(self._widths) if mine < theirs else len(other._widths)
         return len(other.rows) * (self.length - other.length) + narrow * abs(mine - theirs)
 
     def absorb(self, other: Cohort) -> None:
-        """Take over the rows of a cohort that is not older. Their tokens end in the same column as those of the rows
-        here, and columns before their first are never looked at.
+        """Take over the rows of a cohort that is not older. Their tokens end in the same column as
+        those of the rows here, and columns before their first are never looked at.
         """
         rows, late = len(self.rows), self.length - other.length
         for layer, ((k, v), (more_k, more_v)) in enumerate(zip(self.own, other.own, strict=True)):
@@ -136,7 +149,10 @@ class Cohort:
         width, theirs = (c.prefix[0][0].shape[2] for c in (self, other))
         most = max(width, theirs)
         for layer, (mine, more) in enumerate(zip(self.prefix, other.prefix, strict=True)):
-            keys, values = (_below(a, b, width, 0, theirs, most - width) for a, b in zip(mine, more, strict=True))
+            keys, values = (
+                _below(a, b, width, 0, theirs, most - width)
+                for a, b in zip(mine, more, strict=True)
+            )
             self.prefix[layer] = keys, values
         self._prefix_of += [len(self._widths) + i for i in other._prefix_of]
         self._widths += other._widths
@@ -166,15 +182,17 @@ class Cohort:
         width = max(self._widths[i] for i in needed)
         kept = torch.tensor(needed, device=self.position.device)
         self.prefix = [
-            (k[:, :, :width].index_select(0, kept), v[:, :, :width].index_select(0, kept)) for k, v in self.prefix
+            (k[:, :, :width].index_select(0, kept), v[:, :, :width].index_select(0, kept))
+            for k, v in self.prefix
         ]
         self._widths = [self._widths[i] for i in needed]
         new = {old: i for i, old in enumerate(needed)}
         self._prefix_of = [new[i] for i in self._prefix_of]
 
     def _arrange(self) -> None:
-        """Give each row a slot behind its prompt: ``_slots`` to a prompt, ``_slot_of`` [rows], ``_row_of`` [prompts *
-        slots] (an empty slot repeats row 0). Both None when row i has slot i.
+        """Give each row a slot behind its prompt: ``_slots`` to a prompt, ``_slot_of`` [rows],
+        ``_row_of`` [prompts * slots] (an empty slot repeats row 0). Both None when row i has slot
+        i.
         """
         device, prompts = self.position.device, len(self._widths)
         self._slots = max(Counter(self._prefix_of).values())
@@ -189,7 +207,10 @@ class Cohort:
             row_of = [0] * (prompts * self._slots)
             for row, slot in enumerate(slot_of):
                 row_of[slot] = row
-            self._slot_of, self._row_of = torch.tensor(slot_of, device=device), torch.tensor(row_of, device=device)
+            self._slot_of, self._row_of = (
+                torch.tensor(slot_of, device=device),
+                torch.tensor(row_of, device=device),
+            )
         self._early: Tensor | None = None
         if last := max(self._starts):
             starts = torch.tensor(self._starts, device=device)
@@ -199,12 +220,15 @@ class Cohort:
         if min(self._widths) < width:
             widths = torch.tensor(self._widths, device=device)
             beyond = torch.arange(width, device=device) >= widths[:, None]
-            self._pads = like.new_zeros(prompts, width).masked_fill_(beyond, -torch.inf)[:, None, None]
+            self._pads = like.new_zeros(prompts, width).masked_fill_(beyond, -torch.inf)[
+                :, None, None
+            ]
 
 
 def _below(upper: Tensor, lower: Tensor, filled: int, start: int, count: int, room: int) -> Tensor:
-    """``upper`` [rows, heads, columns, head_dim], filled up to column ``filled``, and below it, from column ``start``,
-    the first ``count`` columns of ``lower``; ``room`` more columns. What nothing is written to is 0.
+    """``upper`` [rows, heads, columns, head_dim], filled up to column ``filled``, and below it,
+    from column ``start``, the first ``count`` columns of ``lower``; ``room`` more columns. What
+    nothing is written to is 0.
     """
     rows = len(upper)
     both = upper.new_zeros(rows + len(lower), upper.shape[1], filled + room, upper.shape[3])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 from trainer.rollout.hf.generation import HfGeneration
 from trainer.rollout.hf.network import Network
 from trainer.rollout.protocol import Group
@@ -14,11 +14,13 @@ from trainer.rollout.settings import KEY, Sampling
 
 
 class HfEngine:
-    """Generates with ``module`` itself, a Llama, Qwen2 or Qwen3 of transformers in whatever numeric type it has.
+    """Generates with ``module`` itself, a Llama, Qwen2 or Qwen3 of transformers in whatever numeric
+    type it has.
 
-    Its weights must be whole meanwhile (ZeRO 3: gathered around the generation); neither they nor the mode of the
-    module are changed. Samples don't depend on ``max_num_seqs``, the order of groups or the number of ranks, but for
-    rounding: a random number within about 1e-6 of the border between two tokens can go either way.
+    Its weights must be whole meanwhile (ZeRO 3: gathered around the generation); neither they nor
+    the mode of the module are changed. Samples don't depend on ``max_num_seqs``, the order of
+    groups or the number of ranks, but for rounding: a random number within about 1e-6 of the border
+    between two tokens can go either way.
     """
 
     shares_weights = True
@@ -50,7 +52,9 @@ class HfEngine:
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """The weights are the trainer's already; no cache outlives a generation."""
         for name, _ in weights:
-            raise ValueError(f"the hf engine reads the trainer's own weights, yet it was given {name}")
+            raise ValueError(
+                f"the hf engine reads the trainer's own weights, yet it was given {name}"
+            )
         self.version = version
 
     def sleep(self) -> None:
@@ -84,10 +88,13 @@ class HfEngine:
                 raise UserError(f"prompt {number} of the batch is empty: it has no tokens")
             if limit is not None and length + sampling.max_response_length > limit:
                 raise UserError(
-                    f"{KEY}: a prompt of {length} tokens and a response of {sampling.max_response_length} exceed "
-                    f"the model's {limit} positions; lower data.max_prompt_length or data.max_response_length"
+                    f"{KEY}: a prompt of {length} tokens and a response of "
+                    f"{sampling.max_response_length} exceed "
+                    f"the model's {limit} positions; lower data.max_prompt_length or "
+                    "data.max_response_length"
                 )
             if group.begun and len(group.begun) != len(group.sample_ids):
                 raise ValueError(
-                    f"group {number} has {len(group.sample_ids)} sample ids but {len(group.begun)} samples"
+                    f"group {number} has {len(group.sample_ids)} sample ids but {len(group.begun)} "
+                    "samples"
                 )

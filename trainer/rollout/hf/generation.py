@@ -1,4 +1,6 @@
-"""Continuous batching: sequences join when others have ended, and a group is handed out with its last response."""
+"""Continuous batching: sequences join when others have ended, and a group is handed out with its
+last response.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,21 @@ from trainer.rollout.protocol import Finished, FinishReason, Group, NotFiniteErr
 from trainer.rollout.settings import Sampling
 
 JOIN = 0.25
-"""Share of the sequences that must have ended before others join: one prefill, and one cohort more to attend to."""
+"""Share of the sequences that must have ended before others join: one prefill, and one cohort more
+to attend to.
+"""
 SIMILAR = 0.6
-"""Prompts share a cohort, padded to its longest, when the shortest has at least this share of its length."""
+"""Prompts share a cohort, padded to its longest, when the shortest has at least this share of its
+length.
+"""
 LEAST_ROWS = 16
 """Rows below which a cohort isn't split by length."""
 
 
 PADS = {"cpu": 512, "cuda": 2**15}
-"""Cohorts become one when that costs at most so many padded cells, by kind of device: about what the calls of one more
-cohort cost."""
+"""Cohorts become one when that costs at most so many padded cells, by kind of device: about what
+the calls of one more cohort cost.
+"""
 
 
 @dataclass
@@ -82,7 +89,9 @@ class HfGeneration:
 
     def stop(self) -> list[Finished]:
         """See :class:`trainer.rollout.protocol.Generation`."""
-        for row in [row for c in self._cohorts for row in c.rows] + [row for rows in self._waiting for row in rows]:
+        for row in [row for c in self._cohorts for row in c.rows] + [
+            row for rows in self._waiting for row in rows
+        ]:
             self._end(row, row.sample("aborted"))
         self._cohorts = []
         self._waiting.clear()
@@ -117,7 +126,9 @@ class HfGeneration:
 
     @torch.inference_mode()
     def _advance(self) -> list[tuple[Row, FinishReason]]:
-        """Newcomers, if there is room for them; else one token of every row. The rows that end with it."""
+        """Newcomers, if there is room for them; else one token of every row. The rows that end with
+        it.
+        """
         if newcomers := self._newcomers():
             ended = []
             for rows in _alike(newcomers):
@@ -173,7 +184,9 @@ class HfGeneration:
         rows = [row for c in cohorts for row in c.rows]
         u = None
         if not self.sampling.greedy:
-            u = torch.tensor([next(row.draws) for row in rows], dtype=torch.float64).to(logits.device)
+            u = torch.tensor([next(row.draws) for row in rows], dtype=torch.float64).to(
+                logits.device
+            )
         token, picked = choose(logits, u, self.sampling)
         tokens, log_probs = token.tolist(), picked.tolist()
         if not all(map(math.isfinite, log_probs)):
@@ -206,11 +219,15 @@ class HfGeneration:
         """Make the group ready when all of its responses have ended."""
         if len(self._samples[number]) == self._sizes[number]:
             samples = self._samples.pop(number)
-            self._ready.append(Finished(number=number, samples=[samples[i] for i in range(len(samples))]))
+            self._ready.append(
+                Finished(number=number, samples=[samples[i] for i in range(len(samples))])
+            )
 
 
 def _alike(rows: list[Row]) -> Iterator[list[Row]]:
-    """Rows of equal prompts side by side, cut where the next prompt is much shorter if both sides have enough rows."""
+    """Rows of equal prompts side by side, cut where the next prompt is much shorter if both sides
+    have enough rows.
+    """
     rows = sorted(rows, key=lambda row: (-len(row.prefix), row.group, row.place))
     start = 0
     for i, row in enumerate(rows):

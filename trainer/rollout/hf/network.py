@@ -1,8 +1,9 @@
-"""The forward pass of the supported families over flat tokens, with the attention left to the caller.
+"""The forward pass of the supported families over flat tokens, with the attention left to the
+caller.
 
-Generation of a small model spends its time between kernels. This is the same computation as transformers' own forward
-pass (whose modules hold the weights, and whose norms and rotary embedding are called), without masks, cache classes
-and hooks, in half as many operations.
+Generation of a small model spends its time between kernels. This is the same computation as
+transformers' own forward pass (whose modules hold the weights, and whose norms and rotary embedding
+are called), without masks, cache classes and hooks, in half as many operations.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from torch.nn.functional import linear
 from trainer.models.lora import adapter_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]) to [tokens, heads, head_dim]."""
+"""(layer, query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]) to [tokens,
+heads, head_dim].
+"""
 
 
 class Network:
-    """A Llama, Qwen2 or Qwen3 of transformers. Weights are read anew at each call, so that training may change them."""
+    """A Llama, Qwen2 or Qwen3 of transformers. Weights are read anew at each call, so that training
+    may change them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.base: Any = model.get_decoder()  # type: ignore[operator]
@@ -38,7 +43,9 @@ class Network:
         device: torch.device = self.head.weight.device
         return device
 
-    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None = None
+    ) -> Tensor:
         """Logits [tokens, vocabulary], or those of the rows ``wanted`` int64.
 
         ``ids`` and ``positions`` int64 [tokens].
@@ -57,7 +64,10 @@ class Network:
             _project(h, part.k_proj, both[:, queries:])
             both = both.view(shape)
             if hasattr(part, "q_norm"):
-                q, k = part.q_norm.forward(both[:, : self.heads]), part.k_norm.forward(both[:, self.heads :])
+                q, k = (
+                    part.q_norm.forward(both[:, : self.heads]),
+                    part.k_norm.forward(both[:, self.heads :]),
+                )
                 both = torch.cat([q, k], dim=1)
             both = _rotated(both, cos, sin)
             v = _projected(h, part.v_proj).view(shape)
@@ -71,7 +81,8 @@ class Network:
             x = x[wanted]
         x, weight = base.norm.forward(x), self.head.weight
         if x.device.type == "cpu":
-            # A tall matrix times few columns takes little more than half the time (measured: 576 x 49,152, 64 rows).
+            # A tall matrix times few columns takes little more than half the time (measured: 576 x
+            # 49,152, 64 rows).
             return torch.mm(weight, x.t()).t().contiguous()
         return linear(x, weight)
 
@@ -95,7 +106,9 @@ def _projected(x: Tensor, projection: nn.Linear) -> Tensor:
 
 
 def _adapt(x: Tensor, projection: nn.Linear, out: Tensor) -> Tensor:
-    """``out``, what the layer's own weight made of ``x``, with what its adapter adds, if it has one."""
+    """``out``, what the layer's own weight made of ``x``, with what its adapter adds, if it has
+    one.
+    """
     adapter = adapter_of(projection)
     if adapter is not None:
         out.addmm_(x @ adapter.down.t(), adapter.up.t(), alpha=adapter.scale)
@@ -109,6 +122,8 @@ def _signed(sin: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv:2104.09864) in transformers' order: the halves of a head are the pairs."""
+    """Rotary position embedding (arXiv:2104.09864) in transformers' order: the halves of a head are
+    the pairs.
+    """
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).view(x.shape)
     return torch.addcmul(x * cos, swapped, sin)

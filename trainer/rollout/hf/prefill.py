@@ -19,7 +19,9 @@ PREFILL_TOKENS = 16384
 
 
 def prefill(network: Network, prefixes: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache]:
-    """Logits [prompts, vocabulary] behind each prefix, and its keys and values, as wide as the longest."""
+    """Logits [prompts, vocabulary] behind each prefix, and its keys and values, as wide as the
+    longest.
+    """
     width = max(map(len, prefixes))
     logits, caches = [], []
     start = 0
@@ -46,7 +48,11 @@ def _run(network: Network, prefixes: Sequence[tuple[int, ...]], width: int) -> t
     layout = Layout(tuple(segments))
     columns = torch.arange(width)
     # A pad repeats a real token: finite, and never looked at.
-    places = torch.stack([s.start + columns.clamp(max=s.length - 1) for s in segments]).flatten().to(device)
+    places = (
+        torch.stack([s.start + columns.clamp(max=s.length - 1) for s in segments])
+        .flatten()
+        .to(device)
+    )
     cache: Cache = []
 
     def stowed(x: Tensor) -> Tensor:
@@ -56,7 +62,9 @@ def _run(network: Network, prefixes: Sequence[tuple[int, ...]], width: int) -> t
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache.append((stowed(key), stowed(value)))
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        out, _ = packed_attention(network.base, q, k, v, None, scaling=network.scale, packed_layout=layout)
+        out, _ = packed_attention(
+            network.base, q, k, v, None, scaling=network.scale, packed_layout=layout
+        )
         return out[0]
 
     ids = torch.tensor([token for prefix in prefixes for token in prefix], device=device)

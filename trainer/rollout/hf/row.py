@@ -13,7 +13,9 @@ from trainer.rollout.protocol import FinishReason, Sample
 
 @dataclass(eq=False, kw_only=True)
 class Row:
-    """The response ``place`` of group ``group``. ``begun``: what an earlier generation drew of it."""
+    """The response ``place`` of group ``group``. ``begun``: what an earlier generation drew of
+    it.
+    """
 
     group: int
     place: int
@@ -37,8 +39,12 @@ class Row:
         return Sample(ids, log_probs, reason, self.begun.version)
 
 
-def random_numbers(seed: int, step: int, sample: int, start: int, block: int = 64) -> Iterator[float]:
-    """Those of the positions from ``start`` on, inside (0, 1), drawn ``block`` (a multiple of 4) at a time."""
+def random_numbers(
+    seed: int, step: int, sample: int, start: int, block: int = 64
+) -> Iterator[float]:
+    """Those of the positions from ``start`` on, inside (0, 1), drawn ``block`` (a multiple of 4) at
+    a time.
+    """
     first = start // 4 * 4
     skip = start - first
     while True:

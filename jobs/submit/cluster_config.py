@@ -1,0 +1,187 @@
+"""What a site and an image are: the config groups ``cluster`` and ``container``, as checked
+values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from trainer.base.errors import UserError, nearest
+
+READ_BY = {
+    "image": ("apptainer", "pyxis"),
+    "binds": ("apptainer", "pyxis"),
+    "digest": ("apptainer",),
+    "args": ("apptainer",),
+}
+"""Key of a container -> the runtimes that read it."""
+ABOVE_0 = ("max_gpus_per_node", "cpus_per_task", "mem_gb", "write_gb_s")
+"""Numbers of a site that can't be 0."""
+GPU_STYLES = ("gres", "gpus-per-node", "gpus-per-task", "none")
+RUNTIMES = ("none", "apptainer", "pyxis")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """One Slurm site (config group ``cluster``)."""
+
+    name: str = "default"
+    """Shown in plans and recorded with every run."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpu_style: str = "gres"
+    """How this site wants GPUs to be asked for: gres, gpus-per-node, gpus-per-task or none (CPU
+    only).
+    """
+    gpu_type: str | None = None
+    """Slurm's GPU type, e.g. ``h100``: ``--gres=gpu:h100:8``."""
+    max_gpus_per_node: int | None = None
+    """GPUs of a node; a job that asks for more is refused at submit. None: not checked here."""
+    cpus_per_task: int | None = None
+    """CPU cores of one rank."""
+    mem_gb: float | None = None
+    """Memory of one node's share of a job, GB. None: the site's default."""
+    grace_s: int | None = None
+    """The partition's GraceTime, s: what a preempted job gets before it is killed. None: the site
+    doesn't preempt.
+    """
+    local_folders: tuple[str, ...] = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
+    """Folders that every node has for itself: a run folder there is refused."""
+    write_gb_s: float = 1.0
+    """Bandwidth of the shared file system for one job, GB/s; predicts how long a checkpoint
+    takes.
+    """
+    setup: tuple[str, ...] = ()
+    """Shell lines at the start of the batch script (``module load ...``)."""
+    sbatch_args: tuple[str, ...] = ()
+    """Further ``#SBATCH`` arguments, e.g. ``--reservation=x``."""
+    srun_args: tuple[str, ...] = ()
+    """Further arguments of srun."""
+    env: tuple[str, ...] = ()
+    """Names of further environment variables that ranks see inside an image."""
+    check_gpus: bool = True
+    """Health check: compare nvidia-smi with what the job was given. False for a cluster whose GPUs
+    are fake.
+    """
+    min_free_disk_gb: float = 1.0
+    """Health check: free space the node's /tmp and the run folder must have, GB."""
+    min_shm_gb: float = 0.0
+    """Health check: size of /dev/shm, GB."""
+    min_gpu_free_gb: float = 0.0
+    """Health check: memory that must be free on every GPU of the job, GB."""
+
+    def __post_init__(self) -> None:
+        if self.gpu_style not in GPU_STYLES:
+            raise UserError(
+                f"cluster.gpu_style={self.gpu_style!r} is not known; use {', '.join(GPU_STYLES)}."
+            )
+        for value in (self.partition, self.account, self.qos, self.gpu_type):
+            if value is not None and not re.fullmatch(r"[\w.,:@+-]+", value):
+                raise UserError(
+                    f"cluster: {value!r} is not a Slurm name; use letters, digits, '_', '-', '.' "
+                    "only."
+                )
+        for arg in self.sbatch_args:
+            if not arg.startswith("-") or "\n" in arg:
+                raise UserError(
+                    f"cluster.sbatch_args: {arg!r} is not one argument; write e.g. "
+                    "'--reservation=x'."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """Where the ranks run (config group ``container``)."""
+
+    runtime: str = "none"
+    """none (this interpreter), apptainer, or pyxis."""
+    image: str | None = None
+    """Path of the .sif (apptainer) or the image name (pyxis)."""
+    digest: str | None = None
+    """``sha256:...`` the image must have (apptainer); None accepts and records what is there."""
+    python: str | None = None
+    """The interpreter inside the image; None: ``python3`` in an image, this interpreter without
+    one.
+    """
+    binds: tuple[str, ...] = ()
+    """Further folders to bind, ``source[:target[:ro]]``. The config's own paths are bound
+    already.
+    """
+    args: tuple[str, ...] = ()
+    """Further arguments of ``apptainer exec``."""
+
+    def __post_init__(self) -> None:
+        if self.runtime not in RUNTIMES:
+            hint = nearest(str(self.runtime), RUNTIMES) or "."
+            raise UserError(
+                f"container.runtime={self.runtime!r} is none of {', '.join(RUNTIMES)}{hint}"
+            )
+        if self.runtime != "none" and not self.image:
+            raise UserError(
+                f"container.runtime={self.runtime} needs an image: set container.image=PATH.sif."
+            )
+        for key, runtimes in READ_BY.items():
+            if getattr(self, key) and self.runtime not in runtimes:
+                raise UserError(
+                    f"container.{key} is not read with container.runtime={self.runtime}: set the "
+                    "runtime to "
+                    f"{' or '.join(runtimes)}, or leave {key} out."
+                )
+
+
+T = TypeVar("T", Cluster, Container)
+
+
+def from_mapping(kind: type[T], values: Mapping[str, Any] | None) -> T:
+    """A :class:`Cluster` or :class:`Container` from its config group. Raises UserError for an
+    unknown key, and for a value of the wrong type or below what makes sense.
+    """
+    known = {field.name for field in fields(kind)}
+    group = kind.__name__.lower()
+    for key in values or {}:
+        if key not in known:
+            raise UserError(
+                f"{group}.{key} is not a setting of a {group}{nearest(key, known) or '.'}"
+            )
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            key: _checked(f"{group}.{key}", value, hints[key])
+            for key, value in (values or {}).items()
+        }
+    )
+
+
+def _checked(key: str, value: Any, wanted: Any) -> Any:
+    """``value`` as a field of the type ``wanted`` holds it."""
+    kinds = [kind for kind in get_args(wanted) or (wanted,) if kind is not NoneType]
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise UserError(f"{key}={value!r} must be a list of texts; write '{key}=[\"...\"]'.")
+        return tuple(value)
+    if value is None and NoneType in get_args(wanted):
+        return None
+    if kinds == [str] and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)  # an account's number
+    if kinds == [str]:
+        good, words = isinstance(value, str) and value != "", "a text"
+    elif kinds == [bool]:
+        good, words = isinstance(value, bool), "true or false"
+    else:
+        low = key.rpartition(".")[2] in ABOVE_0
+        words = (
+            f"a {'whole ' if kinds == [int] else ''}number {'above 0' if low else 'of at least 0'}"
+        )
+        right = isinstance(value, int if kinds == [int] else int | float) and not isinstance(
+            value, bool
+        )
+        good = right and (value > 0 if low else value >= 0) and math.isfinite(value)
+    if not good:
+        raise UserError(f"{key}={value!r} must be {words}.")
+    return value

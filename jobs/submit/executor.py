@@ -1,0 +1,82 @@
+"""Submitit's Slurm executor, for arrays whose tasks are our payload."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core import utils
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from jobs.environment import clean_environment
+from trainer.base.errors import UserError
+
+SUBMIT_TIMEOUT_S = 120
+"""sbatch hangs for minutes when slurmctld is gone."""
+
+
+class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
+    """Always submits an array, even of one: every script is the same, and job ids have one form.
+
+    Differs from its parent in three more places: sbatch has a time limit, SLURM_* that leaked from
+    an interactive allocation doesn't reach it (SLURM_CONF does), and the copy made for an array
+    keeps ``python``.
+    """
+
+    def submit_runs(self, payloads: Sequence[Any]) -> list[str]:
+        """Submit one task per payload; their job ids ``ARRAY_INDEX``, in order."""
+        submissions = [utils.DelayedSubmission(payload) for payload in payloads]
+        return [job.job_id for job in self._internal_process_submissions(submissions)]
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[utils.DelayedSubmission]
+    ) -> list[Any]:
+        pickles: list[Path] = []
+        for submission in delayed_submissions:
+            submission.set_timeout(self.parameters.get("time", 5), self.max_num_timeout)
+            pickles.append(self.folder / f"{uuid.uuid4().hex}.pkl")
+            submission.dump(pickles[-1])
+        self.parameters["map_count"] = len(pickles)
+        first = self._submit_command(self._submitit_command_str)
+        jobs = [
+            SlurmJob(folder=self.folder, job_id=f"{first.job_id}_{n}", tasks=[0])
+            for n in range(len(pickles))
+        ]
+        for job, path in zip(jobs, pickles, strict=True):
+            job.paths.move_temporary_file(path, "submitted_pickle")
+        return jobs
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [
+            *clean_environment(),
+            "timeout",
+            str(SUBMIT_TIMEOUT_S),
+            "sbatch",
+            str(submission_file_path),
+        ]
+
+    def text(self, count: int) -> str:
+        """The script for an array of ``count`` jobs, exactly as it is given to sbatch."""
+        self.parameters["map_count"] = count
+        return str(self._make_submission_file_text(self._submitit_command_str, "dry-run"))
+
+
+def resubmit_script(folder: Path, text: str, payloads: Sequence[Any]) -> list[str]:
+    """Submit ``text``, the script of an earlier array, for other payloads; their job ids. Raises
+    UserError.
+    """
+    executor = _FixedScript(folder=folder)
+    executor.fixed = text
+    try:
+        return executor.submit_runs(payloads)
+    except Exception as error:  # Submitit wraps sbatch's words in its own error
+        raise UserError(f"sbatch refused {folder.name}: {str(error).strip()}") from error
+
+
+class _FixedScript(ArrayExecutor):
+    fixed = ""
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self.fixed

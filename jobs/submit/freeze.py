@@ -1,0 +1,141 @@
+"""Write down a plan: run folders with frozen configs, the code snapshot, the scripts of every
+batch.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jobs.attempt.causes import budgets_from
+from jobs.ledger import Entry
+from jobs.records import write_json
+from jobs.submit.options import SlurmOptions
+from jobs.submit.plan import Batch, Job
+from jobs.submit.runtime import CACHES, Place, binds_of, task_script
+from trainer.base.run_folder import read_json
+from trainer.config import freeze
+
+
+def new_launch() -> str:
+    """A name for one launch command, unique in the ledger."""
+    return uuid.uuid4().hex[:12]
+
+
+def private_folder(path: Path) -> None:
+    """Make ``path``; a new one is closed to other users."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def freeze_run(job: Job, record: Mapping[str, Any]) -> None:
+    """Write ``config.yaml`` and ``job.json`` of a run. A run that goes on keeps the config it was
+    started with.
+    """
+    private_folder(job.run)
+    os.chmod(job.run, 0o700)
+    target = job.run / "config.yaml"
+    if not (job.again and target.exists()):
+        freeze(job.checked, job.run)
+    write_json(job.run / "job.json", dict(record))
+
+
+def job_record(
+    job: Job,
+    options: SlurmOptions,
+    *,
+    sweep: str,
+    name: str,
+    launch: str,
+    image: Mapping[str, Any],
+    git: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What ``job.json`` holds: how the run was launched, and the budgets that the batch script
+    draws on. No secrets.
+    """
+    return {
+        "name": name,
+        "sweep": sweep,
+        "launch": launch,
+        "overrides": list(job.overrides),
+        "signature": job.signature,
+        "cluster": job.shape.cluster.name,
+        "nodes": job.shape.nodes,
+        "ranks": job.shape.ranks,
+        "gpus": job.shape.gpus,
+        "limit_s": options.timeout_min * 60,
+        "signal_delay_s": options.signal_delay_s,
+        "budgets": budgets_from(options),
+        "image": dict(image),
+        "git": dict(git),
+    }
+
+
+def place_of(batch: Batch, sweep_dir: Path, submitit_folder: str | None, launch: str) -> Place:
+    """The folders of a batch. Submitit's placeholder ``%j`` is not used: one folder per array."""
+    base = Path(submitit_folder.replace("/%j", "")) if submitit_folder else sweep_dir / ".submitit"
+    sweep = os.path.abspath(sweep_dir)
+    binds = binds_of(job.config for job in batch.jobs)
+    caches = {path for path in map(os.environ.get, CACHES) if path and os.path.isdir(path)}
+    binds = tuple(dict.fromkeys([*binds, *sorted(caches)]))
+    outer = {str(sweep), *(str(job.run) for job in batch.jobs)}
+    kept = [
+        bind
+        for bind in (*binds, *sorted(outer))
+        if not any(bind.startswith(f"{o}/") for o in outer)
+    ]
+    return Place(
+        folder=Path(os.path.abspath(base)) / f"{batch.name}-{launch}",
+        code=Path(sweep) / "code",
+        binds=tuple(dict.fromkeys(kept)),
+    )
+
+
+def write_batch(batch: Batch, place: Place) -> None:
+    """Write the files beside a batch script: the list of run folders, the scripts of one process
+    and of the check.
+    """
+    private_folder(place.folder)
+    runs = "".join(f"{job.run}\n" for job in batch.jobs)
+    texts = {
+        "runs.txt": runs,
+        "task.sh": task_script(batch.shape, place),
+        "health.sh": health_script(batch),
+    }
+    for name, text in texts.items():
+        (place.folder / name).write_text(text)
+
+
+def health_script(batch: Batch) -> str:
+    """``health.sh`` with this site's limits at its head."""
+    cluster = batch.shape.cluster
+    gpus = batch.shape.gpus_per_node if cluster.check_gpus else 0
+    head = (
+        f"#!/bin/bash\nGPUS={gpus} MIN_GPU_FREE_GB={cluster.min_gpu_free_gb:g} "
+        f"MIN_DISK_GB={cluster.min_free_disk_gb:g} MIN_SHM_GB={cluster.min_shm_gb:g}\n"
+    )
+    return head + files("jobs.attempt").joinpath("health.sh").read_text()
+
+
+def entry_of(job: Job, *, sweep: str, launch: str, script: str, now: float) -> Entry:
+    """The ledger's line for a run before sbatch is asked. A run that goes on keeps its name."""
+    name = (
+        str(read_json(job.run / "job.json").get("name") or f"{sweep}/{job.index}")
+        if job.again
+        else f"{sweep}/{job.index}"
+    )
+    return Entry(
+        name=name,
+        sweep=name.rpartition("/")[0],
+        run=str(job.run),
+        signature=job.signature,
+        overrides=job.overrides,
+        shape=job.shape.label(),
+        gpus=job.shape.gpus,
+        launch=launch,
+        script=script,
+        time=now,
+    )

@@ -1,0 +1,159 @@
+"""The batch script of one array: sbatch parameters, and the shell lines around Submitit's command.
+Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jobs.submit.options import SlurmOptions
+from jobs.submit.runtime import Place, interpreter, srun_flags
+from jobs.submit.shape import Shape
+from trainer.base.environment import ROLLOUT_NODES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What Submitit's SlurmExecutor is given."""
+
+    parameters: dict[str, Any]
+    """Arguments of ``SlurmExecutor.update_parameters``."""
+    python: str
+    """Shell text that Submitit puts before ``-u -m submitit.core._submit``: srun, the runtime, the
+    interpreter.
+    """
+
+
+def script_of(
+    shape: Shape,
+    options: SlurmOptions,
+    place: Place,
+    *,
+    sweep: str,
+    here: str,
+    environment: dict[str, str],
+) -> Script:
+    """The script of all jobs of one shape. ``here``: this interpreter; ``environment``: further
+    exports, no secrets.
+    """
+    python = interpreter(shape, here)
+    flags = srun_flags(shape, place)
+    srun = [
+        "srun",
+        "--unbuffered",
+        "--kill-on-bad-exit=1",
+        "--wait=60",
+        '--output="$LOGS/rank_%t.log"',
+    ]
+    srun += ["--open-mode=append", *_gpu_bind(shape), *flags]
+    srun += [shlex.quote(arg) for arg in [*shape.cluster.srun_args, *(options.srun_args or [])]]
+    return Script(
+        parameters=_parameters(shape, options, sweep)
+        | {
+            "setup": _setup(shape, options, place, python, flags, environment),
+            "teardown": ["finish $?"],
+            # our own srun: its log folder is the attempt's, known only to the script
+            "use_srun": False,
+        },
+        python=" ".join([*srun, "bash", '"$FOLDER/task.sh"', shlex.quote(python)]),
+    )
+
+
+def _setup(
+    shape: Shape,
+    options: SlurmOptions,
+    place: Place,
+    python: str,
+    flags: list[str],
+    environment: dict[str, str],
+) -> list[str]:
+    task = 'bash "$FOLDER/task.sh"'
+    if flags:
+        task = " ".join(["srun --overlap --nodes=1 --ntasks=1", *flags, task])
+    lines = [f"FOLDER={shlex.quote(str(place.folder))}"]
+    lines += [f"PYTHON={shlex.quote(python)}"]
+    lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    lines += [*shape.cluster.setup, *(options.setup or [])]
+    lines += [
+        f'record() {{ {task} "$PYTHON" -m jobs.attempt "$@"; }}   # a short process, in the image '
+        "if there is one"
+    ]
+    return [*lines, *files("jobs.attempt").joinpath("batch.sh").read_text().rstrip().splitlines()]
+
+
+def _parameters(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
+    cluster = shape.cluster
+    extra: dict[str, Any] = {"requeue": True, "export": "ALL"}
+    for arg in cluster.sbatch_args:
+        name, _, value = arg.lstrip("-").partition("=")
+        extra[name] = value or True
+    wanted: dict[str, Any] = {
+        "job_name": options.name or sweep,
+        "partition": options.partition or cluster.partition,
+        "account": options.account or cluster.account,
+        "qos": options.qos or cluster.qos,
+        "time": options.timeout_min,
+        "nodes": shape.nodes,
+        "ntasks_per_node": shape.ranks_per_node,
+        "cpus_per_task": options.cpus_per_task or cluster.cpus_per_task,
+        "mem": _memory(options.mem_gb or cluster.mem_gb),
+        "signal_delay_s": options.signal_delay_s,
+        "array_parallelism": options.array_parallelism,
+        "stderr_to_stdout": options.stderr_to_stdout,
+        "exclusive": True if options.exclusive else None,
+        "additional_parameters": extra | options.additional_parameters,
+    }
+    for name in (
+        "cpus_per_gpu",
+        "gres",
+        "mem_per_gpu",
+        "mem_per_cpu",
+        "comment",
+        "constraint",
+        "exclude",
+        "nodelist",
+        "dependency",
+        "mail_type",
+        "mail_user",
+        "wckey",
+    ):
+        wanted[name] = getattr(options, name)
+    wanted |= _gpus(shape) if options.gres is None else {}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _gpus(shape: Shape) -> dict[str, Any]:
+    """The GPU flag this site wants: a wrong style is refused, or binds one GPU per rank and breaks
+    NCCL.
+    """
+    if not shape.gpus_per_node:
+        return {}
+    kind = f"{shape.cluster.gpu_type}:" if shape.cluster.gpu_type else ""
+    if shape.cluster.gpu_style == "gres":
+        return {"gres": f"gpu:{kind}{shape.gpus_per_node}"}
+    if shape.cluster.gpu_style == "gpus-per-node":
+        return {"gpus_per_node": f"{kind}{shape.gpus_per_node}"}
+    return {"gpus_per_task": f"{kind}1"}
+
+
+def _gpu_bind(shape: Shape) -> list[str]:
+    """All ranks of a node see all its GPUs, so that they can open peer memory; the local rank picks
+    one.
+
+    Only needed where Slurm would bind: with gres and gpus-per-node it doesn't, and Slurm 22.05 then
+    takes ``--gpu-bind=none`` to mean no CUDA_VISIBLE_DEVICES at all, which shows a rank other jobs'
+    GPUs.
+    """
+    return (
+        ["--gpu-bind=none"]
+        if shape.gpus_per_node and shape.cluster.gpu_style == "gpus-per-task"
+        else []
+    )
+
+
+def _memory(gigabytes: float | None) -> str | None:
+    return None if gigabytes is None else f"{int(gigabytes * 1024)}MB"

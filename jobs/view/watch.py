@@ -1,0 +1,51 @@
+"""``wait=true``: a live table until every job has ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.live import Live
+
+from jobs.ledger import Entry
+from jobs.slurm import Slurm
+from jobs.submit.launch import states_of
+from jobs.submit.plan import COMPLETED, FAILED
+from jobs.view.logs import tail_of
+from jobs.view.state import UNKNOWN
+from jobs.view.table import console_of, table_of
+from trainer.base.errors import UserError
+
+FIRST_POLL_S, POLL_S = 0.5, 5.0
+
+
+def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> int:
+    """Block until all runs have ended; then the errors of every failed one on stderr. 1 when one
+    failed, else 0.
+
+    Ends with the terminal only: the jobs go on in Slurm when this process is interrupted.
+    """
+    pause = min(poll_s, FIRST_POLL_S)
+    console = console_of()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                states = states_of(entries, slurm)
+            except UserError as error:  # Slurm is busy or away: the jobs are not
+                sys.stderr.write(f"{error} Asking again.\n")
+                time.sleep(poll_s)
+                continue
+            live.update(table_of(entries, states), refresh=True)
+            if all(states[entry.run].state in (COMPLETED, *FAILED, UNKNOWN) for entry in entries):
+                break
+            time.sleep(pause)
+            pause = min(poll_s, pause * 1.3)
+    failed = [entry for entry in entries if states[entry.run].state != COMPLETED]
+    for entry in failed:
+        state = states[entry.run]
+        sys.stderr.write(
+            f"{entry.name} {state.state}: {state.reason}\n{tail_of(Path(entry.run))}\n"
+        )
+    return 1 if failed else 0

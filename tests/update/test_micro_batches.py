@@ -1,0 +1,96 @@
+"""The gradient is the same however the cargo was stowed: budget, buckets, shared prompts, order,
+ranks, ZeRO stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.ranks import distance, results
+
+BAR = 1e-5
+"""Relative, in float32."""
+UNBOUNDED = 10**6
+
+COMMON: list[dict[str, Any]] = [
+    {"zero": z, "budget": b} for z in range(4) for b in (512, 1024, UNBOUNDED)
+] + [
+    {"zero": 0, "budget": 512, "share": True},
+    {"zero": 3, "budget": UNBOUNDED, "share": True},
+    {"zero": 1, "budget": 512, "buckets": [64, 128]},
+    {"zero": 2, "budget": 1024, "buckets": [96], "share": True},
+    {"zero": 1, "budget": 512, "reverse": True},
+    {"zero": 1, "micro": 4},
+    {"zero": 2, "micro": 6},
+]
+LORA: list[dict[str, Any]] = [{"zero": z, "budget": 1024, "lora": 4} for z in range(4)]
+TWO: list[dict[str, Any]] = [{"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]
+VARIANTS = {1: [*COMMON, LORA[0]], 2: [*COMMON, *TWO, *LORA]}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What every variant gave, by number of ranks."""
+    return {n: results(VARIANTS[n], tmp_path_factory.mktemp(f"ranks_{n}"), n) for n in VARIANTS}
+
+
+def test_gradients_and_losses_equal_whatever_the_stowage(
+    found: dict[int, list[dict[str, Any]]],
+) -> None:
+    whole = found[1][VARIANTS[1].index({"zero": 0, "budget": UNBOUNDED})]
+    assert whole["counts"] == [1]
+    off = {
+        f"{ranks} rank(s), {variant}": (
+            distance(one["gradient"], whole["gradient"]),
+            one["loss"],
+            one["norm"],
+        )
+        for ranks, variants in VARIANTS.items()
+        for variant, one in zip(variants, found[ranks], strict=True)
+        if variant not in LORA
+    }
+    bad = {name: values for name, values in off.items() if values[0] > BAR}
+    assert not bad
+    assert all(loss == pytest.approx(whole["loss"], rel=BAR) for _, loss, _ in off.values()), off
+    assert all(norm == pytest.approx(whole["norm"], rel=BAR) for _, _, norm in off.values()), off
+
+
+def test_adapters_move_alike_under_every_zero_stage_and_without_them_it_is_the_base_model(
+    found: dict[int, list[dict[str, Any]]],
+) -> None:
+    alone = found[1][VARIANTS[1].index(LORA[0])]
+    whole = found[1][0]
+    assert alone["loss"] != pytest.approx(whole["loss"], rel=1e-4) and alone["gradient"].norm() > 0
+    for variant in LORA:
+        one = found[2][VARIANTS[2].index(variant)]
+        assert distance(one["gradient"], alone["gradient"]) < 10 * BAR, variant
+        assert (one["loss"], one["norm"]) == pytest.approx(
+            (alone["loss"], alone["norm"]), rel=BAR
+        ), variant
+        assert one["reference_off"] < (BAR if variant["zero"] == 3 else 1e-12), variant
+
+
+def test_the_variants_really_differ(found: dict[int, list[dict[str, Any]]]) -> None:
+    """Small budgets cut many micro-batches, never over the cap; ranks that synchronise have equally
+    many.
+    """
+    for ranks, variants in VARIANTS.items():
+        for variant, one in zip(variants, found[ranks], strict=True):
+            budget = variant.get("budget")
+            budgets = budget if isinstance(budget, list) else [budget] * ranks
+            if budget is not None:
+                assert all(
+                    t <= b for b, rank in zip(budgets, one["tokens"], strict=True) for t in rank
+                ), variant
+            if variant["zero"] >= 2:
+                assert len(set(one["counts"])) == 1, variant
+            if budget == 512:
+                assert sum(one["counts"]) >= 4, variant
+
+
+def test_shared_prompts_hold_fewer_tokens(found: dict[int, list[dict[str, Any]]]) -> None:
+    plain = found[1][VARIANTS[1].index({"zero": 3, "budget": UNBOUNDED})]
+    shared = found[1][VARIANTS[1].index({"zero": 3, "budget": UNBOUNDED, "share": True})]
+    assert sum(shared["tokens"][0]) < sum(plain["tokens"][0])

@@ -1,0 +1,105 @@
+"""The key tree and its defaults, as ``conf/config.yaml`` says them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from trainer.config.keys.conf_tree import conf_dir
+
+OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
+"""Groups in which the user may put any key."""
+NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
+"""Top-level keys of a Hydra file that are no settings of a run: Hydra's own, and those that only
+``jobs`` reads.
+"""
+
+
+def twice(budget: Any) -> Any:
+    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``."""
+    if isinstance(budget, int):
+        return 2 * budget
+    return budget if isinstance(budget, str) else [2 * tokens for tokens in budget]
+
+
+OmegaConf.register_new_resolver("twice", twice, replace=True)
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> DictConfig:
+    tree = OmegaConf.load(conf_dir() / "config.yaml")
+    assert isinstance(tree, DictConfig)
+    for name in NOT_SETTINGS:
+        tree.pop(name, None)
+    return tree
+
+
+def defaults() -> DictConfig:
+    """All settings with their defaults, interpolations unresolved. A copy of your own."""
+    return _defaults().copy()
+
+
+@lru_cache(maxsize=1)
+def known_keys() -> dict[str, str]:
+    """Dotted key of every setting -> its default as written in the file."""
+    raw = OmegaConf.to_container(_defaults(), resolve=False)
+    assert isinstance(raw, dict)
+    return {key: written(value) for key, value in leaves({str(k): v for k, v in raw.items()})}
+
+
+@lru_cache(maxsize=1)
+def known_groups() -> frozenset[str]:
+    """Dotted names of the groups of keys."""
+    return frozenset(
+        key.rsplit(".", n)[0] for key in known_keys() for n in range(1, key.count(".") + 1)
+    )
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in a nested mapping. Open and empty groups count as one
+    value.
+    """
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and key not in OPEN_KEYS:
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def is_known(key: str) -> bool:
+    """Whether ``key`` is a setting, a group of settings, or lies in an open group."""
+    return (
+        key in known_keys()
+        or key in known_groups()
+        or any(key.startswith(f"{name}.") for name in OPEN_KEYS)
+    )
+
+
+def nearest_key(key: str) -> str | None:
+    """The known key that someone who typed ``key`` most likely meant: alike as a whole, or equal in
+    its last parts.
+    """
+
+    def likeness(known: str) -> float:
+        whole = SequenceMatcher(None, key, known).ratio()
+        last = SequenceMatcher(None, key.rsplit(".", 1)[-1], known.rsplit(".", 1)[-1]).ratio()
+        return 0.4 * whole + 0.6 * last
+
+    best = max([*known_keys(), *known_groups()], key=likeness)
+    return best if likeness(best) >= 0.6 else None
+
+
+def written(value: Any) -> str:
+    """``value`` as one types it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(written(item) for item in value) + "]"
+    return str(value)

@@ -1,0 +1,72 @@
+"""The command line of ``python -m trainer.plan``: settings of the run, and ``plan.*`` for what only
+a plan asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from trainer.base.errors import UserError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Values of ``plan.*``. Each field's metadata says what it is."""
+
+    tp: int = field(default=1, metadata={"help": "tensor-parallel ranks"})
+    pp: int = field(default=1, metadata={"help": "pipeline-parallel ranks"})
+    ep: int = field(default=1, metadata={"help": "expert-parallel ranks"})
+    cp: int | None = field(
+        default=None, metadata={"help": "context-parallel ranks; follows Ulysses"}
+    )
+    concurrent: int = field(
+        default=24, metadata={"help": "sequences wanted in a micro-batch, for the budget"}
+    )
+    mean_prompt: float | None = field(
+        default=None, metadata={"help": "tokens; measured from the data unless set"}
+    )
+    mean_response: float | None = field(
+        default=None, metadata={"help": "tokens; measured from the data unless set"}
+    )
+    step_time_s: float | None = field(
+        default=None, metadata={"help": "seconds of a step, for the GPU-hours"}
+    )
+    steps: int | None = field(
+        default=None, metadata={"help": "steps of the run; follows the settings"}
+    )
+    gpu_gb: float | None = field(
+        default=None, metadata={"help": "GB of memory of a GPU, to compare with"}
+    )
+    write_gb_s: float = field(
+        default=1.0, metadata={"help": "GB/s that a checkpoint is written with"}
+    )
+
+
+def split(argv: Sequence[str]) -> tuple[Words, list[str]]:
+    """``plan.KEY=VALUE`` words and the rest. Raises UserError with everything that is wrong."""
+    known = {f.name: f for f in fields(Words)}
+    values: dict[str, float | int] = {}
+    rest, problems = [], []
+    for text in argv:
+        if not text.startswith("plan."):
+            rest.append(text)
+            continue
+        name, _, value = text[len("plan.") :].partition("=")
+        if name not in known:
+            problems.append(
+                f"unknown key plan.{name}{nearest(name, known)}; known are {', '.join(known)}"
+            )
+            continue
+        whole = "float" not in str(known[name].type)
+        try:
+            values[name] = int(value) if whole else float(value)
+            if not values[name] > 0:
+                raise ValueError
+        except ValueError:
+            problems.append(
+                f"plan.{name}={value}: expected a {'whole ' if whole else ''}number above 0"
+            )
+    if problems:
+        raise UserError("\n".join(problems))
+    return Words(**values), rest  # type: ignore[arg-type]
