@@ -1,5 +1,5 @@
-"""What every benchmark shares: one table on the screen, one JSON file, and an exit code that a bar
-can fail.
+"""What all benchmarks share: a table on the screen, a JSON file, and an exit code that is 1 when a
+bar is missed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ SHARED = Path(os.environ.get("PLIMSOLL_SHARED", Path(__file__).resolve().parents
 """Folder of the test data; ``PLIMSOLL_SHARED`` overrides it."""
 
 
-def timed(what: Callable[[], object]) -> float:
-    """How long ``what`` takes."""
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that ``action`` takes."""
     began = perf_counter()
-    what()
+    action()
     return perf_counter() - began
 
 
 class Report:
-    """Rows and checks of one benchmark. A row is a dict; every row has the same keys, the columns
-    of the table.
+    """Rows and checks of one benchmark.
+
+    A row is a dict; every row has the same keys, the columns of the table.
     """
 
     def __init__(self, title: str) -> None:
@@ -39,14 +40,16 @@ class Report:
         self.extra: dict[str, Any] = {}
 
     def add(self, **row: Any) -> None:
+        """Add a row."""
         self.rows.append(row)
 
     def check(
         self, name: str, value: float, bar: float, *, at_most: bool = False, clocked: bool = False
     ) -> bool:
-        """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds. ``clocked``: the
-        value comes from a clock, so it is this machine's and this minute's: the suite holds it to
-        far less than the bar.
+        """Hold ``value`` to ``bar``: at least, or ``at_most``. A nan never holds.
+
+        ``clocked``: the value comes from a clock and depends on what else the machine does, so the
+        test suite holds it to far less than the bar.
         """
         ok = value <= bar if at_most else value >= bar
         self.checks[name] = {
@@ -65,9 +68,9 @@ class Report:
         shown: Sequence[dict[str, Any]] | None = None,
         others: Sequence[Report] = (),
     ) -> int:
-        """Print the table (``shown``, or all rows) and the checks, write the JSON, return the exit
-        code. ``others``: further tables of the same command; in the file their rows and checks
-        follow.
+        """Print the table (``shown``, or all rows) and the checks, write the JSON; the exit code.
+
+        ``others``: further tables of the same command; in the file their rows and checks follow.
         """
         for other in others:
             other._show(other.rows)
@@ -100,15 +103,13 @@ class Report:
 
 
 def arguments(
-    description: str, argv: Sequence[str] | None = None, **more: dict[str, Any]
+    description: str, argv: Sequence[str] | None = None, **flags: dict[str, Any]
 ) -> argparse.Namespace:
-    """``--quick`` and ``--json FILE``, and whatever flags ``more`` adds (name -> keywords of
-    add_argument).
-    """
+    """``--quick``, ``--json FILE`` and further ``flags`` (name -> keywords of add_argument)."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a small part of it, for a test run")
     parser.add_argument("--json", metavar="FILE", help="also write rows and checks there")
-    for name, keywords in more.items():
+    for name, keywords in flags.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **keywords)
     return parser.parse_args(argv)
 

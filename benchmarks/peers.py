@@ -1,17 +1,24 @@
 """How other trainers cut micro-batches, written from their published descriptions. For comparison
 only.
 
-Each function returns ``bins[rank] = list of micro-batches``, a micro-batch being an index array.
-Ranks may have different counts; the comparison pads with empty ones.
+Each function takes the lengths of the sequences [sequences], the cap of a micro-batch in tokens and
+the number of ranks. Ranks may get different numbers of micro-batches; the comparison pads with
+empty ones.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 
-Layout = list[list[np.ndarray]]
+from benchmarks.bin_packing import (
+    first_fit,
+    first_fit_decreasing,
+    karmarkar_karp,
+    modified_first_fit_decreasing,
+)
+
+MicroBatches = list[list[np.ndarray]]
+"""Indices of the sequences of each micro-batch, [rank][k]."""
 
 
 def verl_workload(lengths: np.ndarray) -> np.ndarray:
@@ -20,126 +27,13 @@ def verl_workload(lengths: np.ndarray) -> np.ndarray:
     return workload
 
 
-def karmarkar_karp(weight: np.ndarray, k: int, *, equal: bool = False) -> list[np.ndarray]:
-    """Largest differencing method for k parts; ``equal`` keeps the counts equal (needs a multiple
-    of k).
-    """
-    n = weight.size
-    order = np.argsort(weight, kind="stable")
-    sums: list[np.ndarray | None] = []
-    kids: list[tuple[int, int] | None] = []
-    perms: list[np.ndarray] = []
-    leaves: list[np.ndarray] = []
-    blocks = order.reshape(-1, k)[:, ::-1] if equal else order[:, None]
-    for block in blocks:
-        s = np.zeros(k)
-        s[: block.size] = weight[block]
-        sums.append(s)
-        kids.append(None)
-        perms.append(block)
-        leaves.append(block)
-    heap = [(-(float(s[0]) - float(s[-1])), i) for i, s in enumerate(sums) if s is not None]
-    heapify(heap)
-    while len(heap) > 1:
-        _, a = heappop(heap)
-        _, b = heappop(heap)
-        x, y = sums[a], sums[b]
-        assert x is not None and y is not None
-        s = x + y[::-1]
-        p = np.argsort(-s, kind="stable")
-        s = s[p]
-        heappush(heap, (-(float(s[0]) - float(s[-1])), len(sums)))
-        sums[a] = sums[b] = None
-        sums.append(s)
-        kids.append((a, b))
-        perms.append(p)
-    out = np.empty(n, np.int64)
-    place = {len(sums) - 1: np.arange(k)}
-    for node in range(len(sums) - 1, -1, -1):
-        where, pair = place.pop(node), kids[node]
-        if pair is None:
-            out[perms[node]] = where[: perms[node].size]
-            continue
-        mine = np.empty(k, np.int64)
-        mine[perms[node]] = where
-        place[pair[0]], place[pair[1]] = mine, mine[::-1]
-    by_part = np.argsort(out, kind="stable")
-    return np.split(by_part, np.cumsum(np.bincount(out, minlength=k))[:-1])
-
-
-def first_fit(lengths: np.ndarray, cap: int, order: np.ndarray) -> list[list[int]]:
-    """First-fit over ``order``."""
-    bins: list[list[int]] = []
-    room: np.ndarray = np.zeros(lengths.size + 1, np.int64)
-    for i in order.tolist():
-        size = int(lengths[i])
-        fits = room[: len(bins)] >= size
-        b = int(fits.argmax()) if len(bins) else 0
-        if not len(bins) or not fits[b]:
-            b = len(bins)
-            bins.append([])
-            room[b] = cap
-        bins[b].append(i)
-        room[b] -= size
-    return bins
-
-
-def first_fit_decreasing(lengths: np.ndarray, cap: int) -> list[list[int]]:
-    return first_fit(lengths, cap, np.argsort(-lengths, kind="stable"))
-
-
-def modified_first_fit_decreasing(lengths: np.ndarray, cap: int) -> list[list[int]]:
-    """Johnson and Garey's five phases, the last one first-fit decreasing over the bins made so
-    far.
-    """
-    order = np.argsort(-lengths, kind="stable").tolist()
-    large = [i for i in order if lengths[i] > cap / 2]
-    medium = [i for i in order if cap / 3 < lengths[i] <= cap / 2]
-    small = [i for i in order if cap / 6 < lengths[i] <= cap / 3]
-    tiny = [i for i in order if lengths[i] <= cap / 6]
-    bins = [[i] for i in large]
-    room = [cap - int(lengths[i]) for i in large]
-
-    def put(i: int, b: int) -> None:
-        bins[b].append(i)
-        room[b] -= int(lengths[i])
-
-    for b in range(len(bins)):  # phase 2: one medium item beside each large one, where it fits
-        for i in medium:
-            if lengths[i] <= room[b]:
-                put(i, b)
-                medium.remove(i)
-                break
-    for b in range(len(bins) - 1, -1, -1):  # phase 3: two small items where no medium one went
-        if len(bins[b]) > 1 or len(small) < 2 or lengths[small[-1]] + lengths[small[-2]] > room[b]:
-            continue
-        least = small.pop()
-        for i in small:
-            if lengths[i] + lengths[least] <= room[b]:
-                put(least, b)
-                put(i, b)
-                small.remove(i)
-                break
-        else:
-            small.append(least)
-    for i in sorted(medium + small + tiny, key=lambda i: -lengths[i]):  # phases 4 and 5
-        for b in range(len(bins)):
-            if lengths[i] <= room[b]:
-                put(i, b)
-                break
-        else:
-            bins.append([i])
-            room.append(cap - int(lengths[i]))
-    return bins
-
-
-def static_padded(lengths: np.ndarray, cap: int, ranks: int, micro: int = 4) -> Layout:
+def static_padded(lengths: np.ndarray, cap: int, ranks: int, micro: int = 4) -> MicroBatches:
     """Equal blocks of ranks, ``micro`` sequences each, padded to the longest of the micro-batch."""
     blocks = np.array_split(np.arange(lengths.size), ranks)
     return [[b[i : i + micro] for i in range(0, b.size, micro)] for b in blocks]
 
 
-def random_ffd(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def random_ffd(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     """Ranks by chance, first-fit decreasing inside each."""
     shuffled = np.random.default_rng(0).permutation(lengths.size)
     return [
@@ -153,12 +47,12 @@ def _ranks_by_kk(weight: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 def _verl_order(weight: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Heavy first, then interleaved so that small ones stand at both ends."""
+    """Heavy first, then interleaved so that light ones come first and last."""
     parts = sorted(parts, key=lambda p: -float(weight[p].sum()))
     return parts[::2][::-1] + parts[1::2]
 
 
-def verl(lengths: np.ndarray, cap: int, ranks: int, *, loop: bool = False) -> Layout:
+def verl(lengths: np.ndarray, cap: int, ranks: int, *, loop: bool = False) -> MicroBatches:
     """Karmarkar-Karp ranks on workload; the count is ceil(tokens / cap), largest over ranks;
     Karmarkar-Karp micro-batches on workload. ``loop`` (since August 2026): one more micro-batch
     until every one is within the cap.
@@ -173,11 +67,11 @@ def verl(lengths: np.ndarray, cap: int, ranks: int, *, loop: bool = False) -> La
         k += 1
 
 
-def verl_loop(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def verl_loop(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     return verl(lengths, cap, ranks, loop=True)
 
 
-def openrlhf(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def openrlhf(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     """Balanced ranks; the count by first-fit, largest over ranks; Karmarkar-Karp micro-batches on
     tokens.
     """
@@ -187,7 +81,7 @@ def openrlhf(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
     return [[p[b] for b in karmarkar_karp(weight[p], min(k, p.size))] for p in parts]
 
 
-def nemo_rl(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def nemo_rl(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     """Modified first-fit decreasing over the whole step, single sequences moved out until the
     number of bins is a multiple of the ranks, bins dealt out in turn.
     """
@@ -198,7 +92,7 @@ def nemo_rl(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
     return [[np.array(b) for b in bins[r::ranks]] for r in range(ranks)]
 
 
-def slime(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def slime(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     """First-fit over the whole step, the largest bin halved until the count is a multiple of the
     ranks, Karmarkar-Karp over bins with equal counts, heavy first.
     """
@@ -219,12 +113,12 @@ def slime(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
         return [[np.array(b) for b in bins[r::ranks]] for r in range(ranks)]
     dealt = karmarkar_karp(loads, ranks, equal=True)
     return [
-        [np.array(bins[b]) for b in sorted(mine.tolist(), key=lambda b: -loads[b])]
-        for mine in dealt
+        [np.array(bins[b]) for b in sorted(of_rank.tolist(), key=lambda b: -loads[b])]
+        for of_rank in dealt
     ]
 
 
-def kk_capped(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
+def kk_capped(lengths: np.ndarray, cap: int, ranks: int) -> MicroBatches:
     """The best mixture of the above, used by none: Karmarkar-Karp ranks, as many micro-batches as
     first-fit decreasing needs, Karmarkar-Karp micro-batches where they keep the cap, else first-fit
     decreasing; heavy first.
@@ -233,17 +127,17 @@ def kk_capped(lengths: np.ndarray, cap: int, ranks: int) -> Layout:
     parts = _ranks_by_kk(weight, ranks)
     packed = [first_fit_decreasing(lengths[p], cap) for p in parts]
     k = max(map(len, packed))
-    out: Layout = []
+    out: MicroBatches = []
     for p, ffd in zip(parts, packed, strict=True):
         even = karmarkar_karp(weight[p], k)
         fits = all(int(lengths[p[b]].sum()) <= cap for b in even)
-        mine = [p[b] for b in even] if fits else [p[np.array(b)] for b in ffd]
-        while len(mine) < k and any(m.size > 1 for m in mine):
-            mine.sort(key=lambda m: -float(weight[m].sum()) if m.size > 1 else 0.0)
-            whole = mine.pop(0)
+        chosen = [p[b] for b in even] if fits else [p[np.array(b)] for b in ffd]
+        while len(chosen) < k and any(m.size > 1 for m in chosen):
+            chosen.sort(key=lambda m: -float(weight[m].sum()) if m.size > 1 else 0.0)
+            whole = chosen.pop(0)
             whole = whole[np.argsort(-lengths[whole], kind="stable")]
-            mine += [whole[::2], whole[1::2]]
-        out.append(sorted(mine, key=lambda m: -float(weight[m].sum())))
+            chosen += [whole[::2], whole[1::2]]
+        out.append(sorted(chosen, key=lambda m: -float(weight[m].sum())))
     return out
 
 

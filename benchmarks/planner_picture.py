@@ -1,5 +1,5 @@
-"""``python -m benchmarks.planner_picture RESULTS.json PICTURE.png``: what the planner's benchmark
-found, drawn.
+"""``python -m benchmarks.planner_picture RESULTS.json PICTURE.png``: draw the results of the
+planner's benchmark.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -35,7 +36,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Bars of the time that ranks wait for each other: 256 sequences, 8 ranks, sync=micro, 7B
     cost.
     """
-    found = {
+    by_case = {
         (r["trace"], r["budget"], r["algorithm"]): r
         for r in rows
         if (r["sequences"], r["ranks"]) == (256, 8)
@@ -43,44 +44,54 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    ours: list[float] = []
-    others: list[float] = []
+    idle: dict[str, list[float]] = {algorithm: [] for algorithm, _, _ in PLANNERS}
     for at, (trace, budget, _) in enumerate(SETTINGS):
         for i, (algorithm, _, colour) in enumerate(PLANNERS):
-            row = found[trace, budget, algorithm]
-            idle = 100.0 * (1.0 - row["7B micro"])
-            (ours if i == 0 else others).append(idle)
-            broken = row["over cap %"] > 0
+            row = by_case[trace, budget, algorithm]
+            percent = 100.0 * (1.0 - row["7B micro"])
+            idle[algorithm].append(percent)
             x = at + (i - (len(PLANNERS) - 1) / 2) * 0.125
-            axes.bar(
-                x,
-                idle,
-                0.112,
-                color=colour,
-                hatch="////" if broken else None,
-                edgecolor=RED if broken else colour,
-            )
-            weight, tint = ("bold", BLUE) if i == 0 else ("normal", "#444444")
-            axes.annotate(
-                f"{idle:.2f}" if idle < 1 else f"{idle:.1f}",
-                (x, idle),
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=tint,
-                weight=weight,
-            )
+            _draw_bar(axes, x, percent, colour, over_cap=row["over cap %"] > 0, ours=i == 0)
     axes.set_xticks(range(len(SETTINGS)), [label for *_, label in SETTINGS])
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("time that ranks wait, % (planned)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
+    ours, *others = idle.values()
+    _add_titles(axes, ours, [percent for percents in others for percent in percents])
+    _add_legend(figure)
+    figure.savefig(path)
+
+
+def _draw_bar(
+    axes: Axes, x: float, percent: float, colour: str, *, over_cap: bool, ours: bool
+) -> None:
+    """One bar with its figure above; hatched where the plan breaks the token cap."""
+    axes.bar(
+        x,
+        percent,
+        0.112,
+        color=colour,
+        hatch="////" if over_cap else None,
+        edgecolor=RED if over_cap else colour,
+    )
+    axes.annotate(
+        f"{percent:.2f}" if percent < 1 else f"{percent:.1f}",
+        (x, percent),
+        (0, 2),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+        color=BLUE if ours else "#444444",
+        weight="bold" if ours else "normal",
+    )
+
+
+def _add_titles(axes: Axes, ours: list[float], others: list[float]) -> None:
     axes.set_title(
         f"Ranks wait {min(ours):.2f} to {max(ours):.1f} % of the time with our plans, which always "
-        "hold the token cap, "
-        f"and {min(others):.1f} to {max(others):.0f} % with others'",
+        f"hold the token cap, and {min(others):.1f} to {max(others):.0f} % with others'",
         loc="left",
         fontsize=11.5,
         fontweight="bold",
@@ -95,12 +106,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         fontsize=9,
         color="#444444",
     )
+
+
+def _add_legend(figure: Figure) -> None:
     handles = [Patch(color=colour, label=label) for _, label, colour in PLANNERS]
     handles.append(
         Patch(facecolor="white", edgecolor=RED, hatch="////", label="breaks the token cap")
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""``python -m benchmarks.rollout_vllm``: vLLM in this process and in a server, beside the hf
+"""``python -m benchmarks.rollout_vllm``: vLLM in this process and in a server, against the hf
 engine.
 
-Tokens per second: the prompts, responses and turns of ``benchmarks.rollout``. Hand-over of the
-weights: seconds of ``update_weights``, each after a generation as in training, beside those of a
-copy of the same bytes from the trainer's tensors into memory that is there already, by the same
+Tokens per second: the prompts, responses and turns of ``benchmarks.rollout``. ``sync_s``: seconds
+of ``update_weights``, each after a generation as in training; ``memcpy_s``: seconds of a copy of
+the same bytes from the trainer's tensors into memory that is already allocated, by the same
 threads; each is the median of five, after one that doesn't count. ``first_use_s``: how much longer
-the first token after it takes than the same once more: matrices are packed, and prompts computed
-anew.
+the first token after an update takes than the same token once more: matrices are packed, and
+prompts computed anew.
 """
 
 from __future__ import annotations
@@ -16,15 +16,25 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
 
-from benchmarks.generating import Case, Generate, hf, load, read_prompts, through_engine
+from benchmarks.generation import (
+    Case,
+    Generate,
+    cases,
+    hf,
+    load,
+    read_prompts,
+    take_turns,
+    through_engine,
+    tokens_per_second,
+)
 from benchmarks.harness import Report, arguments, timed
-from benchmarks.rollout import cases, take_turns, tokens_per_second
 from trainer.config import load as load_config
 from trainer.models import LoadedModel
 from trainer.parallel.weights import whole_weights
@@ -34,7 +44,9 @@ from trainer.rollout.vllm.make import make_vllm_engine
 
 TITLE = "vLLM: the same prompts and weights"
 TIMES_MEMCPY = 3.0
+"""Most seconds of a weight update, in multiples of the copy."""
 ROUNDS = 6
+"""Measurements of a weight update; the first doesn't count."""
 
 
 def engine_of(name: str, loaded: LoadedModel, case: Case, longest: int, folder: Path) -> Any:
@@ -60,56 +72,56 @@ def engine_of(name: str, loaded: LoadedModel, case: Case, longest: int, folder: 
     return engine
 
 
-def middle(found: Sequence[float]) -> float:
+def warm_median(seconds: Sequence[float]) -> float:
     """Median of the rounds after the first."""
-    return median(found[1:])
+    return median(seconds[1:])
 
 
 def memcpy(loaded: LoadedModel) -> float:
     """Seconds of copying all weights once."""
     sources = [p.detach() for p in loaded.model.parameters()]
-    places = [torch.zeros_like(t) for t in sources]
-    pairs = list(zip(places, sources, strict=True))
-    return middle(
-        [timed(lambda: [place.copy_(source) for place, source in pairs]) for _ in range(ROUNDS)]
-    )
+    targets = [torch.zeros_like(t) for t in sources]
+
+    def copy() -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    return warm_median([timed(copy) for _ in range(ROUNDS)])
 
 
-def hand_over(
+def time_updates(
     engine: RolloutEngine, loaded: LoadedModel, generate: Generate
 ) -> tuple[float, float]:
     """Seconds of ``update_weights``, and how many more the first token after it takes than the next
     one.
     """
-    taken, used = [], []
+    updates = []
+    first_uses = []
     for number in range(ROUNDS):
-        taken.append(
-            timed(
-                lambda n=number: engine.update_weights(
-                    whole_weights(loaded.model, sharded=False), n
-                )
-            )
-        )
-        first, second = (timed(lambda n=number: generate(n, 1)) for _ in range(2))
-        used.append(first - second)
-    return middle(taken), middle(used)
+        weights = whole_weights(loaded.model, sharded=False)
+        updates.append(timed(partial(engine.update_weights, weights, number)))
+        first = timed(partial(generate, number, 1))
+        first_uses.append(first - timed(partial(generate, number, 1)))
+    return warm_median(updates), warm_median(first_uses)
 
 
 def measure(case: Case, report: Report, quick: bool) -> None:
+    """Add a row per engine and the checks of speed and weight updates."""
     loaded = load(case.model)
     prompts = read_prompts(loaded, case.prompts)
     nbytes = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     copy = memcpy(loaded)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        ways, syncs = {"hf": through_engine(hf(loaded), case, prompts)}, {"hf": (0.0, 0.0)}
+        ways = {"hf": through_engine(hf(loaded), case, prompts)}
+        syncs = {"hf": (0.0, 0.0)}
         for name in ("vllm", "vllm_server"):
             engine = engine_of(name, loaded, case, max(map(len, prompts)), Path(folder))
             stack.callback(engine.close)
             ways[name] = through_engine(engine, case, prompts)
-            syncs[name] = hand_over(engine, loaded, ways[name])
-        found = take_turns(ways, case)
-    speeds = tokens_per_second(found)
-    for name, rounds in found.items():
+            syncs[name] = time_updates(engine, loaded, ways[name])
+        measured = take_turns(ways, case)
+    speeds = tokens_per_second(measured)
+    for name, rounds in measured.items():
         report.add(
             model=case.model,
             way=name,
@@ -129,11 +141,13 @@ def measure(case: Case, report: Report, quick: bool) -> None:
     )
     if case.model != "builtin:tiny":  # 4 MB are copied in a millisecond
         for name in ("vllm", "vllm_server"):
-            copies, what = syncs[name][0] / copy, f"{case.model}: {name}, hand-over in copies"
-            report.check(what, copies, TIMES_MEMCPY, at_most=True, clocked=True)
+            title = f"{case.model}: {name}, weight update in copies"
+            copies = syncs[name][0] / copy
+            report.check(title, copies, TIMES_MEMCPY, at_most=True, clocked=True)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command line; the exit code."""
     args = arguments(__doc__ or "", argv, model={"help": "only this model"})
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     report = Report(TITLE)

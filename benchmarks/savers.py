@@ -1,5 +1,5 @@
-"""Ways to save the state of an engine, with one face: ours and those of others. For comparison
-only.
+"""Ways to save the state of an engine behind one interface: ours and those of others. For
+comparison only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import (
     async_save,
 )
 
-from trainer.checkpoint import Checkpointer, CheckpointSettings
+from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.store import manifest
 from trainer.parallel.engine import Engine
 
@@ -31,13 +32,14 @@ POLL_S = 0.005
 
 
 class Saver:
-    """``save``, then ``before_step`` before the weights change; ``ended`` is when the last save was
-    complete.
+    """A way to save: ``save``, then ``before_step`` before the weights change.
+
+    ``ended`` is when the last save was complete, on the clock of ``perf_counter``.
     """
 
     name: str
     synced: str
-    """What it makes durable by fsync, of what it writes."""
+    """What it makes durable by fsync."""
     checksums = "-"
     blocks = True
     """Whether ``save`` is the whole save."""
@@ -57,24 +59,28 @@ class Saver:
         raise NotImplementedError
 
     def before_step(self) -> None:
-        """Until the weights may change."""
+        """Wait until the weights may change."""
 
     def busy(self) -> bool:
         """Whether something is still being written."""
         return False
 
     def wait(self) -> None:
-        """Until the last save is complete."""
+        """Wait until the last save is complete."""
 
     def clear(self) -> None:
         """Delete what has been saved."""
         for path in self.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def close(self) -> None:
         """End what runs in the background."""
 
     def state(self) -> dict[str, Any]:
+        """Weights and optimizer state."""
         return {
             "module": self.engine.module.state_dict(),
             "optimizer": self.engine.optimizer.state_dict(),
@@ -82,14 +88,16 @@ class Saver:
 
 
 class TorchSave(Saver):
-    name, synced = "torch.save", "nothing"
+    name = "torch.save"
+    synced = "nothing"
 
     def write(self, step: int, path: Path) -> None:
         torch.save(self.state(), path)
 
 
 class TorchSaveSynced(Saver):
-    name, synced = "torch.save + fsync", "the file"
+    name = "torch.save + fsync"
+    synced = "the file"
 
     def write(self, step: int, path: Path) -> None:
         with path.open("wb") as file:
@@ -99,19 +107,22 @@ class TorchSaveSynced(Saver):
 
 
 class DeepSpeedSave(Saver):
-    name, synced = "DeepSpeed save_checkpoint", "nothing"
+    name = "DeepSpeed save_checkpoint"
+    synced = "nothing"
 
     def write(self, step: int, path: Path) -> None:
         self.engine.ds.save_checkpoint(str(path), tag=f"global_step{step}")
 
 
 class DcpAsync(Saver):
-    """With its defaults: a thread, host memory taken anew for each save, staged before
+    """Its defaults: a thread, and host memory allocated anew for each save, which is staged before
     ``async_save`` returns.
     """
 
-    name, synced = "DCP async_save", "its files"
-    where, blocks = AsyncCheckpointerType.THREAD, False
+    name = "DCP async_save"
+    synced = "its files"
+    blocks = False
+    checkpointer = AsyncCheckpointerType.THREAD
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         super().__init__(engine, folder)
@@ -121,16 +132,17 @@ class DcpAsync(Saver):
 
     def save(self, step: int) -> None:
         path = self.folder / f"step_{step}"
-        answer = async_save(
+        response = async_save(
             self.state(),
             checkpoint_id=path,
-            async_checkpointer_type=self.where,
+            async_checkpointer_type=self.checkpointer,
             async_stager=self.stager,
         )
-        if isinstance(answer, AsyncSaveResponse):
-            self._staged, self._done = answer.staging_completion, answer.upload_completion
+        if isinstance(response, AsyncSaveResponse):
+            self._staged = response.staging_completion
+            self._done = response.upload_completion
         else:
-            self._done = answer
+            self._done = response
         self._done.add_done_callback(lambda _: setattr(self, "ended", perf_counter()))
 
     def before_step(self) -> None:
@@ -167,67 +179,73 @@ class DcpKeptProcess(DcpKept):
     """Its best form in a process: staged in the background into memory that the process shares."""
 
     name = "DCP async_save, kept stager, process"
-    where = AsyncCheckpointerType.PROCESS
+    checkpointer = AsyncCheckpointerType.PROCESS
     shared = True
 
 
 class Ours(Saver):
-    name, synced, checksums, blocks = "plimsoll", "files and folders", "xxh3-128", False
+    """The trainer's own checkpointer."""
+
+    name = "plimsoll"
+    synced = "files and folders"
+    checksums = "xxh3-128"
+    blocks = False
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         super().__init__(engine, folder)
-        self._keeper = Checkpointer(
+        self._checkpointer = Checkpointer(
             folder,
             engine.ds,
             CheckpointSettings(keep_last=1_000_000, timeout_s=LIMIT_S),
-            rank=0,
-            world_size=1,
+            engine.world,
             attempt=1,
             config_hash="benchmark",
         )
         self._watch = threading.Thread()
 
     def save(self, step: int) -> None:
-        if not self._keeper.save(step, {"rng": torch.get_rng_state()}, {"samples_seen": step}):
+        if not self._checkpointer.save(
+            step, {"rng": torch.get_rng_state()}, {"samples_seen": step}
+        ):
             raise RuntimeError("both host buffers are in use")
         self._watch = threading.Thread(target=self._wait_for, args=(step,), daemon=True)
         self._watch.start()
 
     def before_step(self) -> None:
-        self._keeper.before_step()
+        self._checkpointer.before_step()
 
     def busy(self) -> bool:
         return self._watch.is_alive()
 
     def wait(self) -> None:
-        self._keeper.wait(
-            LIMIT_S
-        )  # as the trainer waits for its last save: from now on at full speed
+        # As the trainer waits for its last save: from now on at full speed.
+        self._checkpointer.wait(LIMIT_S)
         self._watch.join(LIMIT_S)
 
     def clear(self) -> None:
-        for path in self._keeper.root.glob("step_*"):
+        for path in self._checkpointer.root.glob("step_*"):
             shutil.rmtree(path)
 
     def close(self) -> None:
-        self._keeper.close()
+        self._checkpointer.close()
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """``ckpt/*`` of the last save."""
-        return self._keeper.metrics()
+        return self._checkpointer.metrics()
 
     def problems(self) -> list[str]:
         """What is wrong with the newest checkpoint, read back in full."""
-        newest = max(self._keeper.root.glob("step_*"), key=lambda p: int(p.name[5:]))
+        newest = max(self._checkpointer.root.glob("step_*"), key=lambda p: int(p.name[5:]))
         return manifest.problems(newest, manifest.read(newest))
 
     def _wait_for(self, step: int) -> None:
-        pause, until = threading.Event(), perf_counter() + LIMIT_S
+        pause = threading.Event()
+        until = perf_counter() + LIMIT_S
         while perf_counter() < until:
-            numbers = self._keeper.metrics()
-            if numbers["ckpt/failures"]:
+            metrics = self._checkpointer.metrics()
+            if metrics["ckpt/failures"]:
                 raise RuntimeError("a save failed; the log says why")
-            if numbers["ckpt/last_committed_step"] == step and not numbers["ckpt/in_flight"]:
+            if metrics["ckpt/last_committed_step"] == step and not metrics["ckpt/in_flight"]:
                 self.ended = perf_counter()
                 return
             pause.wait(POLL_S)
@@ -244,6 +262,6 @@ PEERS: tuple[type[Saver], ...] = (
 
 
 def quiet() -> None:
-    """DeepSpeed and DCP tell of every file."""
+    """Silence DeepSpeed and DCP, which log every file."""
     deepspeed.utils.logger.setLevel(logging.ERROR)
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)

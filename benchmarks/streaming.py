@@ -1,10 +1,9 @@
 """``python -m benchmarks.streaming``: a training step whose reward takes as long as its generation,
-phase by phase and with answers judged while others are still generated.
+phase by phase and with responses scored while others are still generated.
 
-One run's own parts (GRPO on the built-in task, builtin:tiny, one rank), built once; steps of both
-ways take turns. The reward is a user's function that waits, as one that asks another machine does;
-how long is set so that all answers of a step together take its workers as long as generating them
-took.
+The parts of a run (GRPO on the built-in task, builtin:tiny, one rank) are built once; steps of both
+ways take turns. The reward is a user's function that waits, like one that asks another machine. It
+waits so long that scoring all responses of a step takes its workers as long as generating them.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Report, arguments
-from trainer.base.environment import RankInfo
+from trainer.base.rank_info import RankInfo
 from trainer.config import load
 from trainer.ranks.world import join, leave
-from trainer.run.build import Context, build
-from trainer.run.step import rl_batch, update_policy
+from trainer.run.build import build
+from trainer.run.context import RunContext
+from trainer.run.step import training_step
 
 TITLE = "A step whose reward takes as long as its generation"
 BAR = 0.8
-"""Step time with streaming in that of phase by phase."""
+"""Most step time with streaming, in multiples of step time phase by phase."""
 REWARD = """
 import time
 from pathlib import Path
@@ -41,6 +41,7 @@ WAYS = {"phase by phase": False, "streaming": True}
 
 
 def settings(folder: Path, quick: bool) -> dict[str, Any]:
+    """Settings of the run, whose folder is ``folder``."""
     prompts = 8 if quick else 32
     return {
         "data": {
@@ -53,10 +54,8 @@ def settings(folder: Path, quick: bool) -> dict[str, Any]:
         "actor_rollout_ref": {
             "model": {"path": "builtin:tiny"},
             "actor": {"ppo_mini_batch_size": prompts, "ppo_max_token_len_per_gpu": 4096},
-            "rollout": {
-                "n": 8,
-                "max_num_seqs": prompts * 2,
-            },  # waves: answers of equal length end together
+            # Few slots: with all responses at once, those of equal length would end together.
+            "rollout": {"n": 8, "max_num_seqs": prompts * 2},
         },
         "trainer": {
             "default_local_dir": str(folder),
@@ -68,45 +67,44 @@ def settings(folder: Path, quick: bool) -> dict[str, Any]:
     }
 
 
-def one_step(ctx: Context, number: int, streaming: bool) -> dict[str, float]:
+def one_step(ctx: RunContext, number: int, streaming: bool) -> dict[str, float]:
     """Seconds of a step's phases."""
-    rolling = ctx.rolling
-    assert rolling is not None
-    rolling.sampler = replace(rolling.sampler, streaming=streaming)
-    with ctx.timers("step"):
-        batch, _ = rl_batch(ctx, number)
-        with ctx.timers("update_actor"):
-            update_policy(ctx, batch, number)
-    found = {name: ctx.timers.seconds(name) for name in ("step", "gen", "reward", "update_actor")}
+    collector = ctx.collector
+    assert collector is not None
+    collector.sampler = replace(collector.sampler, streaming=streaming)
+    training_step(ctx, number, iter(()))
+    seconds = {name: ctx.timers.seconds(name) for name in ("step", "gen", "reward", "update_actor")}
     ctx.timers.end_step()
-    return found
+    return seconds
 
 
-def measure(ctx: Context, folder: Path, report: Report, rounds: int, bar: float) -> None:
-    delay, workers = folder / "delay", 1
+def measure(ctx: RunContext, folder: Path, report: Report, rounds: int, bar: float) -> None:
+    """Add a row per way and the check of their step times."""
+    delay = folder / "delay"
+    workers = 1
     delay.write_text("0")
     samples = ctx.config.data.train_batch_size * ctx.config.actor_rollout_ref.rollout.n
     generating = [one_step(ctx, number, False)["gen"] for number in (1, 2, 3)][1:]
-    judging: list[float] = []
+    scoring: list[float] = []
     steps: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for number in range(rounds):
-        judging.append(median(generating))  # a machine that slows down slows both
-        delay.write_text(str(judging[-1] * workers / samples))
+        scoring.append(median(generating))  # a machine that slows down slows both
+        delay.write_text(str(scoring[-1] * workers / samples))
         for way in list(WAYS) if number % 2 else reversed(WAYS):
             steps[way].append(one_step(ctx, 4 + number, WAYS[way]))
         generating.append(steps["phase by phase"][-1]["gen"])
-    for way, found in steps.items():
-        middle = {name: median(s[name] for s in found) for name in found[0]}
+    for way, phases in steps.items():
+        middle = {name: median(seconds[name] for seconds in phases) for name in phases[0]}
         report.add(
             way=way,
             samples=samples,
             step_s=middle["step"],
             gen_s=middle["gen"],
-            judging_s=median(judging),
+            judging_s=median(scoring),
             reward_after_s=middle["reward"],
             update_s=middle["update_actor"],
             engine_idle=1 - min(1.0, middle["gen"] / middle["step"]),
-            reward_idle=1 - min(1.0, median(judging) / middle["step"]),
+            reward_idle=1 - min(1.0, median(scoring) / middle["step"]),
         )
     times = [row["step_s"] for row in report.rows if row["way"] in WAYS]
     name = "step time with streaming in that of phase by phase"
@@ -129,7 +127,7 @@ def run(report: Report, quick: bool) -> None:
         )
         world = join(info, device="cpu", run_dir=folder, meet_s=60.0, timeout_s=600.0)
         try:
-            ctx = build(config, folder, info, world)
+            ctx = build(config, folder, world)
             with ctx:
                 measure(ctx, folder, report, 3 if quick else 7, 1.0 if quick else BAR)
         finally:
@@ -137,6 +135,7 @@ def run(report: Report, quick: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command line; the exit code."""
     args = arguments(__doc__ or "", argv)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     report = Report(TITLE)

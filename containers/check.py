@@ -35,29 +35,30 @@ def problems(
     locked: Path, imported: Sequence[str] = IMPORTED, tools: Sequence[str] = TOOLS
 ) -> list[str]:
     """All that is wrong with this interpreter's packages; empty when the image is good."""
-    wanted, found = pins(locked.read_text()), []
-    for name, version in wanted.items():
+    versions = pins(locked.read_text())
+    problems_found: list[str] = []
+    for name, version in versions.items():
         try:
-            there = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            there = "not installed"
-        if there.partition("+")[0] != version.partition("+")[0]:
-            found.append(f"{name}: {there}, locked is {version}")
+            installed = "not installed"
+        if installed.partition("+")[0] != version.partition("+")[0]:
+            problems_found.append(f"{name}: {installed}, locked is {version}")
     for name in imported:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a broken package raises is worth a line
-            found.append(f"import {name}: {type(error).__name__}: {error}")
+            problems_found.append(f"import {name}: {type(error).__name__}: {error}")
     torch = sys.modules.get("torch") if "torch" in imported else None
-    cuda, runtime = (
-        getattr(getattr(torch, "version", None), "cuda", None),
-        wanted.get("nvidia-cuda-runtime", ""),
-    )
+    cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    runtime = versions.get("nvidia-cuda-runtime", "")
     if torch is not None and (not cuda or cuda.split(".")[0] != runtime.split(".")[0]):
-        found.append(
+        problems_found.append(
             f"torch is built for CUDA {cuda}, locked is the runtime {runtime or 'of none'}"
         )
-    return found + [f"{tool} is not on PATH" for tool in tools if shutil.which(tool) is None]
+    return problems_found + [
+        f"{tool} is not on PATH" for tool in tools if shutil.which(tool) is None
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What Hydra finds: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`,
-imported when needed.
+"""Hydra's plugin: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`, imported
+when needed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class _PlimsollLauncher(Launcher):
         """Hydra's first call. The task function is not used: a job runs the frozen config, not this
         process's code.
         """
-        self.config, self.context = config, hydra_context
+        self.config = config
+        self.context = hydra_context
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Hydra's second call: plan, check and start the jobs."""
-        from jobs.submit.hydra_entry import launch
+        from jobs.hydra_entry import launch
 
         assert self.config is not None and self.context is not None
         return launch(

@@ -11,9 +11,10 @@ from typing import Any
 
 from jobs.records import append_lines
 from trainer.base.errors import UserError
-from trainer.base.run_folder import read_lines
+from trainer.base.run_folder import read_json_lines
 
-PLANNED, SUBMITTED = "planned", "submitted"
+PLANNED = "planned"
+SUBMITTED = "submitted"
 LOCAL = "local"
 """The job id of a run that the local launcher started."""
 
@@ -40,15 +41,14 @@ class Entry:
     time: float = 0.0
 
 
-def note(path: Path, entries: Iterable[Entry]) -> None:
+def append(path: Path, entries: Iterable[Entry]) -> None:
     """Append entries with one write."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     append_lines(path, [asdict(entry) for entry in entries])
 
 
 def read(path: Path) -> list[Entry]:
-    """The newest entry of every run, in the order of their first launch; none when there is no such
-    file.
+    """The newest entry of every run, in the order of their first launch; empty without such a file.
 
     Raises UserError for a file that can't be read.
     """
@@ -62,10 +62,10 @@ def read(path: Path) -> list[Entry]:
             f"the ledger {path} can't be read ({error.strerror}); give another one with --ledger."
         ) from None
     newest: dict[str, Entry] = {}
-    known = set(Entry.__dataclass_fields__)
-    for line in read_lines(path):
+    fields = set(Entry.__dataclass_fields__)
+    for line in read_json_lines(path):
         values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in known
+            k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in fields
         }
         try:
             entry = Entry(**values)

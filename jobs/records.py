@@ -14,30 +14,18 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.base.run_folder import log_folder, read_lines
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` in one step (a reader sees the old or the new text), readable by its owner
-    alone.
-    """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(name, path)
+from trainer.base import atomic
+from trainer.base.metrics_file import METRICS_FILE
+from trainer.base.run_folder import log_folder, read_json_lines
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line, see :func:`append_lines`."""
+    """Append one JSON line, under the lock of :func:`append_lines`."""
     append_lines(path, [value])
 
 
@@ -50,9 +38,8 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     ).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # some shared file systems have no locks; O_APPEND has to do there
+        # Some shared file systems have no locks; O_APPEND alone must do there.
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         while text:
             text = text[os.write(descriptor, text) :]
@@ -66,12 +53,12 @@ def note_cancelled(run: Path, launch: str) -> None:
     of it later.
     """
     if run.is_dir():
-        write_json(run / "cancel.json", {"launch": launch, "time": time.time()})
+        atomic.write_json(run / "cancel.json", {"launch": launch, "time": time.time()})
 
 
 def attempts(run: Path) -> list[dict[str, Any]]:
     """The attempts of a run that have ended, oldest first."""
-    return read_lines(run / "attempts.jsonl")
+    return read_json_lines(run / "attempts.jsonl")
 
 
 def newest_write(run: Path, attempt: int) -> float:
@@ -79,16 +66,16 @@ def newest_write(run: Path, attempt: int) -> float:
     nothing.
     """
     files = [
-        run / "metrics.jsonl",
+        run / METRICS_FILE,
         run / "attempts.jsonl",
         run / "exit.json",
         *log_folder(run, attempt).glob("*"),
     ]
-    found = 0.0
+    newest = 0.0
     for path in files:
         with contextlib.suppress(OSError):
-            found = max(found, path.stat().st_mtime)
-    return found
+            newest = max(newest, path.stat().st_mtime)
+    return newest
 
 
 def process_start(pid: int) -> int:

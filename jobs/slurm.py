@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jobs.environment import clean_environment
 from trainer.base.errors import UserError
 
 TIMEOUT_S = 30.0
@@ -25,9 +25,7 @@ class JobInfo:
 
 
 class Slurm:
-    """The client commands; tests put a fake ``sbatch`` and its kin on PATH, so this class has no
-    second form.
-    """
+    """Slurm's client commands. Tests put fake ones on PATH instead of replacing this class."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -62,12 +60,12 @@ class Slurm:
 
     def max_array_size(self) -> int:
         """MaxArraySize; Slurm's default of 1001 when it can't be read."""
-        found = re.search(
+        match = re.search(
             r"^MaxArraySize\s*=\s*(\d+)",
             self.run("scontrol", "show", "config").stdout,
             re.MULTILINE,
         )
-        return int(found.group(1)) if found else 1001
+        return int(match.group(1)) if match else 1001
 
     def partitions(self) -> list[str]:
         """Names of the partitions, the default one first."""
@@ -76,8 +74,8 @@ class Slurm:
 
     def gpus_per_node(self, partition: str | None) -> int | None:
         """Most GPUs that a node of the partition has; None when Slurm doesn't say."""
-        where = ["-p", partition] if partition else []
-        text = self.run("sinfo", "-h", "-o", "%G", *where).stdout
+        selection = ["-p", partition] if partition else []
+        text = self.run("sinfo", "-h", "-o", "%G", *selection).stdout
         counts = [
             sum(int(n) for n in re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", line))
             for line in text.splitlines()
@@ -89,27 +87,28 @@ class Slurm:
         name = partition or next(iter(self.partitions()), None)
         if name is None:
             return None
-        found = re.search(rf"\b{key}=(\S+)", self.run("scontrol", "show", "partition", name).stdout)
-        return seconds(found.group(1)) if found else None
+        shown = self.run("scontrol", "show", "partition", name).stdout
+        match = re.search(rf"\b{key}=(\S+)", shown)
+        return seconds(match.group(1)) if match else None
 
-    def most_nodes(self, partition: str | None) -> int | None:
+    def max_nodes_per_job(self, partition: str | None) -> int | None:
         """Most nodes that a job gets in any of the comma-separated partitions; None when Slurm
         doesn't say.
         """
-        found: list[int] = []
+        sizes: list[int] = []
         for name in (partition or next(iter(self.partitions()), "")).split(","):
             text = self.run("scontrol", "show", "partition", name).stdout if name else ""
             limits = [int(n) for n in re.findall(r"\b(?:MaxNodes|TotalNodes)=(\d+)", text)]
             if not limits:
                 return None
-            found.append(min(limits))
-        return max(found)
+            sizes.append(min(limits))
+        return max(sizes)
 
     def queue(self, job_ids: Iterable[str]) -> dict[str, JobInfo] | None:
         """Array tasks that Slurm still holds, by ``ARRAY_INDEX``: one squeue call for all. None: no
         Slurm here.
 
-        Raises UserError with Slurm's words when it doesn't answer: an unknown job is not a lost
+        Raises UserError with Slurm's message when it doesn't answer: an unknown job is not a lost
         one.
         """
         arrays = sorted({job.split("_")[0] for job in job_ids if job})
@@ -121,8 +120,8 @@ class Slurm:
             "squeue", "-h", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%A|%F|%K|%T|%r|%N"
         )
         if done.returncode and "Invalid job id" not in done.stderr:
-            words = done.stderr.strip() or f"exit code {done.returncode}"
-            raise UserError(f"squeue failed: {words.rstrip('.')}.")
+            message = done.stderr.strip() or f"exit code {done.returncode}"
+            raise UserError(f"squeue failed: {message.rstrip('.')}.")
         rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 5]
         return {
             f"{row[1]}_{row[2]}": JobInfo(state=row[3], reason=row[4], nodes=row[5]) for row in rows
@@ -144,7 +143,7 @@ class Slurm:
         }
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """scancel. Raises UserError with Slurm's words when it refuses."""
+        """Run scancel. Raises UserError with Slurm's message when it refuses."""
         done = self.run("scancel", *job_ids)
         if done.returncode:
             raise UserError(f"scancel refused: {done.stderr.strip()}")
@@ -154,10 +153,19 @@ class Slurm:
         refused.
         """
         done = self.run("sbatch", "--test-only", script)
-        words = (done.stderr or done.stdout).strip()
+        message = (done.stderr or done.stdout).strip()
         if done.returncode:
-            raise UserError(f"sbatch would refuse this job: {words}")
-        return words
+            raise UserError(f"sbatch would refuse this job: {message}")
+        return message
+
+
+def clean_environment() -> list[str]:
+    """``env -u NAME ...``: removes variables that an interactive allocation leaves behind and that
+    would change a new job. SLURM_CONF stays: it names the cluster.
+    """
+    prefixes = ("SLURM_", "SRUN_", "SLURMD_")
+    leaked = [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]
+    return ["env", *(word for name in sorted(leaked) for word in ("-u", name))]
 
 
 def tasks_of(job: str) -> list[str]:

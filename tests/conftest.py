@@ -1,5 +1,5 @@
-"""Shared fixtures. Under PLIMSOLL_STRICT_SKIPS=1 a test may only be skipped for what this machine
-truly lacks.
+"""Fixtures for all tests. With PLIMSOLL_STRICT_SKIPS=1 a skipped test fails, unless this machine
+lacks what it needs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# By default an example that takes 0.2 s is an error, which a busy machine makes of any, and each
-# session draws others: no session may fail by what another one passed.
-# ``--hypothesis-profile=default`` looks for new ones.
+# By default Hypothesis fails an example that takes 0.2 s, as any may on a busy machine, and draws
+# other examples in each session: the same code would pass in one session and fail in the next.
+# ``--hypothesis-profile=default`` searches for new examples.
 hypothesis.settings.register_profile(
     "suite",
     deadline=None,
@@ -31,14 +31,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
-def _excused(reason: str) -> bool:
-    """Whether this machine could not have run a test skipped for ``reason``."""
-    lacks = {
+def _is_excused(reason: str) -> bool:
+    """Whether a test skipped for ``reason`` needs something that this machine lacks."""
+    missing = {
         "CUDA": not Path("/dev/nvidia0").exists(),
         "root": os.geteuid() != 0,
         "Debian": shutil.which("apt-get") is None,
     }
-    return any(word in reason and missing for word, missing in lacks.items())
+    return any(word in reason and lacks for word, lacks in missing.items())
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -51,7 +51,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         and not hasattr(report, "wasxfail")
     ):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not _excused(reason):
+        if not _is_excused(reason):
             report.outcome = "failed"
             report.longrepr = f"skipped on a machine that could have run it: {reason}"
 
@@ -70,8 +70,8 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """DeepSpeed compiles into a folder of this session: a killed build's lock can't block the next
-    session.
+    """DeepSpeed compiles into a folder of this session, so that the lock of a killed build does not
+    block the next session.
     """
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
         base = tmp_path_factory.getbasetemp()

@@ -10,28 +10,34 @@ from trainer.config.cli import help_text
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line. Returns the exit code."""
     if {"--help", "-h"} & set(sys.argv[1:]):
         sys.stdout.write(help_text())
         return 0
-    from trainer.config.entry import compose_and  # Hydra from here on
+    from trainer.config.entry import compose_and_call  # imports Hydra
 
-    return compose_and(run_one, sys.argv[1:])
+    return compose_and_call(run_on_this_machine, sys.argv[1:])
 
 
-def run_one(settings: Any) -> int:
-    """One run: settings as Hydra composed them."""
+def run_on_this_machine(settings: Any) -> int:
+    """Start the ranks of one run and wait for them; ``settings`` as Hydra composed them. Returns
+    the exit code.
+
+    Raises UserError for settings that contradict each other, that need more than this machine, or
+    that differ from those of the run in the same folder.
+    """
     from trainer import launch
-    from trainer.config import freeze, load, run_dir_of
+    from trainer.config.frozen import freeze, run_dir_of
+    from trainer.config.loading import load
     from trainer.launch import rollout_nodes
 
     config = load(settings)
     rollout_nodes.require(config)
-    if (nodes := config.trainer.nnodes) > 1:
+    nodes = config.trainer.nnodes
+    if nodes > 1:
         raise UserError(
             f"trainer.nnodes={nodes}, but python -m trainer runs on this machine alone: type "
-            "python -m trainer -m ... "
-            "for a job on Slurm, or trainer.nnodes=1"
+            "python -m trainer -m ... for a job on Slurm, or trainer.nnodes=1"
         )
     run_dir = run_dir_of(config)
     freeze(config, run_dir)

@@ -1,40 +1,38 @@
-"""One rank of a run: reads the frozen config, joins the others, trains. ``python -m trainer.worker
-RUN_DIR``.
+"""``python -m trainer.worker RUN_DIR``: one rank of a run.
+
+It reads the frozen config, joins the other ranks and trains.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
-from trainer.base import environment, quiet, signals
-from trainer.base.errors import EXIT_USER
+from trainer.base import environment, library_logs, rank_info, signals
+from trainer.base.errors import EXIT_OK, EXIT_USER, Failure
+from trainer.base.rank_info import RolloutTask
 from trainer.launch import rollout_nodes
 
 
 def main(run_dir: Path) -> int:
-    """Run this process's rank of ``run_dir``; the exit code of the rank (0, 2, 85 or 1 for a
-    crash).
-    """
+    """Run this process's rank of ``run_dir``; return its exit code (0, 2, 85, or 1 for a crash)."""
     signals.install()
     try:
-        if (task := environment.rollout_task()) is not None:
-            return rollout_nodes.run_task(run_dir, task)
-        info = environment.rank_from_environment()
+        task = rank_info.rollout_task()
+        if task is not None:
+            return run_on_rollout_node(run_dir, task)
+        info = rank_info.rank_from_environment()
         environment.prepare(info.local_world_size)
         from trainer.config import load_frozen
 
         config = load_frozen(run_dir)
         rollout_nodes.require(config)
-        quiet.before_imports(config.trainer.device)
-        from trainer.run.loop import (
-            train,
-        )  # torch from here on: the environment above had to come first
+        library_logs.silence_libraries(config.trainer.device)
+        # torch from here on: the environment above had to come first
+        from trainer.run.loop import train
 
-        with rollout_nodes.held(config, run_dir, info):
+        with rollout_nodes.lifelines(config, run_dir, info):
             return train(config, run_dir, info)
     except Exception as error:
         from trainer.launch import report_error
@@ -42,14 +40,33 @@ def main(run_dir: Path) -> int:
         return report_error(error)
 
 
-def leave_note(run_dir: Path, *, cause: str, step: int, attempt: int) -> None:
-    """Tell the batch script outside the image why this attempt ended: ``exit.json``."""
-    note = run_dir / "exit.json"
-    temp = note.with_suffix(f".{os.getpid()}")
-    temp.write_text(
-        json.dumps({"cause": cause, "step": step, "attempt": attempt, "time": time.time()}) + "\n"
+def run_on_rollout_node(run_dir: Path, task: RolloutTask) -> int:
+    """Run a process on a node that only holds vLLM servers; return its exit code.
+
+    The first process of the node is the node agent, the others wait for its end.
+
+    Raises Failure when the agent, or rank 0, does not come within ``trainer.join_timeout_s``.
+    """
+    from trainer.config import load_frozen
+
+    timeout_s = load_frozen(run_dir).trainer.join_timeout_s
+    if task.local_id == 0:
+        from trainer.rollout.vllm.nodes.agent_process import run_node_agent
+
+        return run_node_agent(run_dir, task, timeout_s=timeout_s)
+    sys.stdout.write(
+        "This node only holds vLLM servers: this process waits for their end "
+        f"({rollout_nodes.KEY}).\n"
     )
-    temp.replace(note)
+    sys.stdout.flush()
+    address = rollout_nodes.find_agent(run_dir, task.node, time.monotonic() + timeout_s)
+    if address is None:
+        raise Failure(
+            "the agent of this node's servers did not come within "
+            f"trainer.join_timeout_s={timeout_s:g}"
+        )
+    rollout_nodes.wait_until_closed(rollout_nodes.connect(address, rollout_nodes.PEER_PATH))
+    return EXIT_OK
 
 
 if __name__ == "__main__":

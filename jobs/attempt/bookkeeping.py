@@ -10,7 +10,6 @@ here, since this may run inside the image.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -28,12 +27,14 @@ from jobs.attempt.causes import (
     decide,
     parse_show_job,
 )
-from jobs.records import append_line, attempts, newest_write, write_json
+from jobs.records import append_line, attempts, newest_write
 from jobs.slurm import seconds
+from trainer.base import atomic, metrics_file
+from trainer.base.metrics_file import METRICS_FILE
 from trainer.base.run_folder import last_attempt, log_folder, read_json
 
-ASKED_BY = ("USR2", "TERM", "INT", "TIME")
-"""What the trainer's ``exit.json`` may name: a signal, or the job's end time coming near."""
+STOP_REQUESTS = ("USR2", "TERM", "INT", "TIME")
+"""Causes in the trainer's ``exit.json``: a signal, or TIME when the job's end came near."""
 
 
 def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: float) -> str:
@@ -42,7 +43,8 @@ def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: fl
     """
     plan = read_json(run / "job.json")
     last = last_attempt(run)
-    if last and not any(line.get("attempt") == last for line in attempts(run)):
+    is_open = not any(line.get("attempt") == last for line in attempts(run))
+    if last and is_open:
         why = _close_lost(run, last, plan, sacct, now)
         if why:
             sys.stderr.write(f"plimsoll: {why}\n")
@@ -56,44 +58,31 @@ def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: fl
         "nodes": nodes,
         "restarts": restarts,
     }
-    write_json(folder / "begin.json", started | {"start": now, "step": saved_step(run)})
+    atomic.write_json(folder / "begin.json", started | {"start": now, "step": saved_step(run)})
     return str(last + 1)
 
 
 def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str, now: float) -> str:
-    """Close attempt ``number`` and return the decision's line.
+    """Close attempt ``number`` and return the decision's line for the shell.
 
-    An attempt that is closed already was given up for lost: this is its batch script, come back
-    from a node that was cut off, and it has no say any more.
+    An attempt that is closed already was given up as lost: its batch script is back from a node
+    that was cut off, and its decision does not count any more.
     """
     plan = read_json(run / "job.json")
     if any(line.get("attempt") == number for line in attempts(run)):
         return "stop lost -"
     started = read_json(log_folder(run, number) / "begin.json")
-    left = read_json(run / "exit.json")
-    mine = (
-        left
-        if left.get("attempt") == number or left.get("time", 0) >= started.get("start", now)
-        else {}
-    )
-    slurm = parse_show_job(scontrol)
-    seen = Ending(
-        exit_code=exit_code,
-        asked_by=mine.get("cause") if mine.get("cause") in ASKED_BY else None,
-        slurm=slurm,
-        started=float(started.get("start", now)),
-        restarts=int(started.get("restarts", 0)),
-        elapsed_s=now - float(started.get("start", now)),
-        limit_s=float(
-            seconds(slurm.get("TimeLimit", "")) or plan.get("limit_s") or "inf"
-        ),  # scontrol may change it
-        signal_delay_s=float(plan.get("signal_delay_s", 0)),
-    )
-    cause = cause_of(seen)
-    earlier = [str(line["cause"]) for line in _of_this_launch(run, plan)]
-    bad = [str(n) for line in _of_this_launch(run, plan) for n in line.get("bad_nodes", [])]
+    ending = _ending(run, number, started, plan, exit_code, scontrol, now)
+    cause = cause_of(ending)
+    previous = _attempts_of_launch(run, plan)
+    bad_nodes = [str(node) for line in previous for node in line.get("bad_nodes", [])]
     bad_here = bad_node.split(",") if cause == BAD_NODE and bad_node else []
-    verdict = decide(cause, earlier, plan.get("budgets", {}), [*bad, *bad_here])
+    decision = decide(
+        cause,
+        [str(line["cause"]) for line in previous],
+        plan.get("budgets", {}),
+        [*bad_nodes, *bad_here],
+    )
     close_attempt(
         run,
         started,
@@ -101,32 +90,64 @@ def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str,
         cause=cause,
         exit_code=exit_code,
         ended=now,
-        why=verdict.why,
-        requeue=verdict.requeue,
+        why=decision.why,
+        requeue=decision.requeue,
         bad_nodes=bad_here,
     )
-    sys.stderr.write(f"plimsoll: attempt {number} ended: {verdict.why}\n")
-    return verdict.line()
+    sys.stderr.write(f"plimsoll: attempt {number} ended: {decision.why}\n")
+    return decision.line()
+
+
+def _ending(
+    run: Path,
+    number: int,
+    started: dict[str, Any],
+    plan: dict[str, Any],
+    exit_code: int,
+    scontrol: str,
+    now: float,
+) -> Ending:
+    """What is known about an attempt's end: exit code, the trainer's note, Slurm, the clock."""
+    start = float(started.get("start", now))
+    note = read_json(run / "exit.json")
+    from_this_attempt = note.get("attempt") == number or note.get("time", 0) >= started.get(
+        "start", now
+    )
+    requested = note.get("cause") if from_this_attempt else None
+    slurm = parse_show_job(scontrol)
+    # scontrol may have changed the limit since the job was submitted.
+    limit_s = seconds(slurm.get("TimeLimit", "")) or plan.get("limit_s") or "inf"
+    return Ending(
+        exit_code=exit_code,
+        stop_request=requested if requested in STOP_REQUESTS else None,
+        slurm=slurm,
+        started=start,
+        restarts=int(started.get("restarts", 0)),
+        elapsed_s=now - start,
+        limit_s=float(limit_s),
+        signal_delay_s=float(plan.get("signal_delay_s", 0)),
+    )
 
 
 def _close_lost(run: Path, number: int, plan: dict[str, Any], sacct: str, now: float) -> str:
-    """Write the line of an attempt that died with its batch script; why the run must stop, empty
-    when it may go on.
+    """Close an attempt that died with its batch script.
+
+    Returns why the run must stop, or an empty text when it may go on.
     """
-    started = {"attempt": number, "launch": plan.get("launch")} | read_json(
-        log_folder(run, number) / "begin.json"
-    )
+    begin_record = read_json(log_folder(run, number) / "begin.json")
+    started = {"attempt": number, "launch": plan.get("launch")} | begin_record
     began = float(started.get("start") or now)
     state, exit_code, ended = _last_ended(sacct, began)
-    if ended is None:  # the run's own files tell until when it lived
+    if ended is None:
         ended = newest_write(run, number)
     cause = cause_of_lost(state, exit_code)
-    earlier = [str(line["cause"]) for line in _of_this_launch(run, started)]
-    verdict = decide(cause, earlier, plan.get("budgets", {}))
-    # Other causes: an operator queued it again. Another launch: a resubmit has given new budgets
-    # since.
-    ours = cause in (NODE_FAILURE, PREEMPTED) and started["launch"] == plan.get("launch")
-    stop = ours and not verdict.requeue
+    previous = [str(line["cause"]) for line in _attempts_of_launch(run, started)]
+    decision = decide(cause, previous, plan.get("budgets", {}))
+    # With another cause an operator queued it again; with another launch a resubmit has given new
+    # budgets since.
+    draws_on_budget = cause in (NODE_FAILURE, PREEMPTED)
+    same_launch = started["launch"] == plan.get("launch")
+    stop = draws_on_budget and same_launch and not decision.requeue
     close_attempt(
         run,
         started,
@@ -135,24 +156,24 @@ def _close_lost(run: Path, number: int, plan: dict[str, Any], sacct: str, now: f
         exit_code=None,
         ended=max(began, min(now, ended)),
         requeue=not stop,
-        why=f"{verdict.why if stop else cause}: the batch script left no record (sacct: {state})",
+        why=f"{decision.why if stop else cause}: the batch script left no record (sacct: {state})",
     )
-    return verdict.why if stop else ""
+    return decision.why if stop else ""
 
 
 def _last_ended(sacct: str, began: float) -> tuple[str, str, float | None]:
-    """State, exit code and end of the newest ended row (``State|ExitCode|NodeList|End``) that isn't
-    older than ``began``; a lost node when there is none.
+    """State, exit code and end of the newest ended row (``State|ExitCode|NodeList|End``) since
+    ``began``; those of a lost node when there is none.
     """
-    found: tuple[str, str, float | None] = ("NODE_FAIL", "0:0", None)
+    newest: tuple[str, str, float | None] = ("NODE_FAIL", "0:0", None)
     for line in sacct.splitlines():
         state, *rest = line.split("|")
         if len(rest) < 3 or state.split(" ")[0] in ("RUNNING", "PENDING", "COMPLETING"):
             continue
         ended = float(rest[2]) if rest[2].isdigit() else None
         if ended is None or ended >= began - 1:  # Slurm's clock has whole seconds
-            found = (state, rest[0], ended)
-    return found
+            newest = (state, rest[0], ended)
+    return newest
 
 
 def close_attempt(
@@ -167,11 +188,11 @@ def close_attempt(
     requeue: bool,
     bad_nodes: Sequence[str] = (),
 ) -> None:
-    """Append the attempt's line to ``attempts.jsonl``: the same fields whatever the cause and the
+    """Append the attempt's line to ``attempts.jsonl``, with the same fields for every cause and
     launcher.
 
-    ``started`` is its ``begin.json``; ``requeue``: the job is to be queued again, by us or by
-    Slurm.
+    ``started`` is its ``begin.json``; ``requeue``: whether the job is queued again, by the batch
+    script or by Slurm.
     """
     wall = max(0.0, ended - float(started.get("start", ended)))
     line = {
@@ -194,63 +215,57 @@ def close_attempt(
     append_line(run / "attempts.jsonl", line)
 
 
-def _of_this_launch(run: Path, plan: dict[str, Any]) -> list[dict[str, Any]]:
+def _attempts_of_launch(run: Path, plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Attempts since the last submit or resubmit: budgets count from there."""
     return [line for line in attempts(run) if line.get("launch") == plan.get("launch")]
 
 
 def saved_step(run: Path) -> int:
-    """The step that an attempt goes on from: of the newest committed checkpoint, else the newest
-    that was logged.
+    """The step that an attempt resumes from: of the newest committed checkpoint, or without one the
+    newest that was logged.
     """
-    saved = [p.parent.name[5:] for p in (run / "checkpoints").glob("step_*/manifest.json")]
-    return max((int(step) for step in saved if step.isdigit()), default=None) or last_step(run)
+    manifests = (run / "checkpoints").glob("step_*/manifest.json")
+    names = [path.parent.name.removeprefix("step_") for path in manifests]
+    saved = [int(name) for name in names if name.isdigit()]
+    return max(saved, default=0) or last_step(run)
 
 
 def last_step(run: Path) -> int:
-    """The newest step that ``metrics.jsonl`` holds; only its last 64 KiB are read."""
-    try:
-        with (run / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            tail = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    """The newest step in ``metrics.jsonl``; without that file the one in ``exit.json``, or 0."""
+    path = run / METRICS_FILE
+    if not path.is_file():
         return int(read_json(run / "exit.json").get("step") or 0)
-    for line in reversed(tail):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return 0
+    return metrics_file.last_step(path) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry of the batch script."""
     parser = argparse.ArgumentParser(prog="python -m jobs.attempt", description=__doc__)
-    parser.add_argument("what", choices=["begin", "end"])
+    parser.add_argument("action", choices=["begin", "end"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument(
         "--evidence", default="", help="what scontrol (end) or sacct (begin) says about the job"
     )
     parser.add_argument("--bad-node", default="")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     env = os.environ
-    if given.what == "begin":
+    if options.action == "begin":
         answer = begin(
-            given.run,
+            options.run,
             job=env.get("PLIMSOLL_JOB", ""),
             nodes=env.get("SLURM_JOB_NODELIST", "localhost"),
             restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
-            sacct=given.evidence,
+            sacct=options.evidence,
             now=time.time(),
         )
     else:
         answer = end(
-            given.run,
-            number=int(env.get("PLIMSOLL_ATTEMPT") or last_attempt(given.run)),
-            exit_code=given.exit_code,
-            scontrol=given.evidence,
-            bad_node=given.bad_node,
+            options.run,
+            number=int(env.get("PLIMSOLL_ATTEMPT") or last_attempt(options.run)),
+            exit_code=options.exit_code,
+            scontrol=options.evidence,
+            bad_node=options.bad_node,
             now=time.time(),
         )
     sys.stdout.write(answer + "\n")

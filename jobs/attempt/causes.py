@@ -11,15 +11,16 @@ from typing import Any
 
 from trainer.base.errors import EXIT_BAD_NODE, EXIT_OK, EXIT_REQUEUE
 
-DONE, PREEMPTED, TIMEOUT, REQUEUED, SIGNALLED = (
-    "done",
-    "preempted",
-    "timeout",
-    "requeued",
-    "signalled",
-)
-NODE_FAILURE, BAD_NODE, OUT_OF_MEMORY = "node_failure", "bad_node", "out_of_memory"
-CANCELLED, ERROR = "cancelled", "error"
+DONE = "done"
+PREEMPTED = "preempted"
+TIMEOUT = "timeout"
+REQUEUED = "requeued"
+SIGNALLED = "signalled"
+NODE_FAILURE = "node_failure"
+BAD_NODE = "bad_node"
+OUT_OF_MEMORY = "out_of_memory"
+CANCELLED = "cancelled"
+ERROR = "error"
 
 BUDGET_OF = {
     PREEMPTED: "preempted",
@@ -32,16 +33,16 @@ BUDGET_OF = {
 """The budget each cause draws on. A cause that is missing here is never queued again."""
 
 RUNNING = ("RUNNING", "SIGNALING", "STOPPED")
-"""States of a job that Slurm has not taken from us. SIGNALING: its USR2 is still on the way to some
+"""States of a job that Slurm is not ending itself. SIGNALING: its USR2 is still on the way to some
 process, while the ranks have saved and left already.
 """
 
-EARLY_S = 60
+SIGNAL_EARLY_S = 60
 """Slurm may send ``--signal`` up to 60 s before the time that was asked for (sbatch(1))."""
 
 KILLED_BY = {128 + 12: "USR2", 128 + 15: "TERM"}
-"""Exit codes of a rank that a signal killed before it had a handler: nothing was lost but its
-start.
+"""Exit codes of a rank that a signal killed before it had a handler: only its start was
+lost.
 """
 
 
@@ -51,9 +52,9 @@ class Ending:
 
     exit_code: int
     """Of srun: the highest of all ranks."""
-    asked_by: str | None = None
-    """What the trainer's ``exit.json`` of this attempt names: USR2, TERM, INT, or TIME when it saw
-    the limit coming.
+    stop_request: str | None = None
+    """Why the trainer stopped, from this attempt's ``exit.json``: USR2, TERM, INT, or TIME when the
+    time limit was near.
     """
     slurm: Mapping[str, str] | None = None
     """Fields of ``scontrol show job`` (JobState, PreemptTime, Restarts, ...)."""
@@ -69,8 +70,8 @@ class Ending:
 def cause_of(end: Ending) -> str:
     """The cause of an ending.
 
-    Slurm's own word comes first (a preemption time, a job it has queued again), then the clock,
-    then exit codes: the same USR2 announces a preemption, the time limit and an operator's wish.
+    Slurm's records come first (a preemption time, a job that it has queued again), then the clock,
+    then exit codes: the same USR2 announces a preemption, the time limit and an operator's request.
     """
     slurm = end.slurm or {}
     if end.exit_code == EXIT_OK:
@@ -78,12 +79,12 @@ def cause_of(end: Ending) -> str:
     if end.exit_code == EXIT_BAD_NODE:
         return BAD_NODE
     stopping = (
-        end.exit_code == EXIT_REQUEUE or end.exit_code in KILLED_BY or end.asked_by is not None
+        end.exit_code == EXIT_REQUEUE or end.exit_code in KILLED_BY or end.stop_request is not None
     )
-    taken = slurm.get("JobState", "RUNNING") not in RUNNING  # Slurm is ending the job itself
+    ended_by_slurm = slurm.get("JobState", "RUNNING") not in RUNNING
     if slurm.get("JobState") == "OUT_OF_MEMORY" or (slurm.get("Reason") == "OutOfMemory"):
         return OUT_OF_MEMORY
-    if not stopping and not taken:
+    if not stopping and not ended_by_slurm:
         return ERROR
     if _preempted_now(slurm, end.started):
         return PREEMPTED
@@ -91,13 +92,12 @@ def cause_of(end: Ending) -> str:
         return REQUEUED
     if slurm.get("JobState") == "NODE_FAIL":
         return NODE_FAILURE
-    if (
-        end.asked_by == "TIME"
-        or end.elapsed_s >= end.limit_s
-        or (not taken and end.elapsed_s >= end.limit_s - end.signal_delay_s - EARLY_S)
-    ):
+    signal_s = end.limit_s - end.signal_delay_s - SIGNAL_EARLY_S
+    after_limit = end.elapsed_s >= end.limit_s
+    after_warning = not ended_by_slurm and end.elapsed_s >= signal_s
+    if end.stop_request == "TIME" or after_limit or after_warning:
         return TIMEOUT
-    return CANCELLED if taken or end.asked_by == "INT" else SIGNALLED
+    return CANCELLED if ended_by_slurm or end.stop_request == "INT" else SIGNALLED
 
 
 def cause_of_lost(state: str, exit_code: str = "0:0") -> str:
@@ -108,7 +108,7 @@ def cause_of_lost(state: str, exit_code: str = "0:0") -> str:
     reason as its state (PREEMPTED, NODE_FAIL); REQUEUED is an operator's ``scontrol requeue``,
     whose KillWait was too short to save.
     """
-    word = state.split(" ")[0].rstrip("+")
+    name = state.split(" ")[0].rstrip("+")
     known = {
         "PREEMPTED": PREEMPTED,
         "TIMEOUT": TIMEOUT,
@@ -121,7 +121,7 @@ def cause_of_lost(state: str, exit_code: str = "0:0") -> str:
         "FAILED": ERROR,
         "REQUEUED": REQUEUED,
     }
-    return known.get(word, NODE_FAILURE)
+    return known.get(name, NODE_FAILURE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +194,14 @@ def budgets_from(options: Any) -> dict[str, int | None]:
 
 
 def _preempted_now(slurm: Mapping[str, str], started: float) -> bool:
-    """Whether PreemptTime (seconds since the epoch) speaks of this attempt: Slurm keeps that of an
+    """Whether PreemptTime (seconds since the epoch) belongs to this attempt: Slurm keeps that of an
     earlier one.
 
-    Not told by StartTime: a job that saved longer than its grace time is queued again by then, to
-    start some time.
+    StartTime can't tell: a job whose save took longer than its grace time is queued again by then,
+    with a later StartTime.
     """
-    when = _number(slurm.get("PreemptTime"))
-    return when > 0 and when >= started - 1  # Slurm's clock has whole seconds
+    preempted = _number(slurm.get("PreemptTime"))
+    return preempted > 0 and preempted >= started - 1  # Slurm's clock has whole seconds
 
 
 def _number(text: str | None) -> int:

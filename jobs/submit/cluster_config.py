@@ -1,6 +1,4 @@
-"""What a site and an image are: the config groups ``cluster`` and ``container``, as checked
-values.
-"""
+"""The config groups ``cluster`` (a Slurm site) and ``container`` (an image), checked."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Cluster:
     account: str | None = None
     qos: str | None = None
     gpu_style: str = "gres"
-    """How this site wants GPUs to be asked for: gres, gpus-per-node, gpus-per-task or none (CPU
+    """How jobs of this site ask for GPUs: gres, gpus-per-node, gpus-per-task or none (CPU
     only).
     """
     gpu_type: str | None = None
@@ -158,30 +156,36 @@ def from_mapping(kind: type[T], values: Mapping[str, Any] | None) -> T:
     )
 
 
-def _checked(key: str, value: Any, wanted: Any) -> Any:
-    """``value`` as a field of the type ``wanted`` holds it."""
-    kinds = [kind for kind in get_args(wanted) or (wanted,) if kind is not NoneType]
-    if get_origin(wanted) is tuple:
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """``value`` as a field with the type ``hint`` holds it. Raises UserError."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise UserError(f"{key}={value!r} must be a list of texts; write '{key}=[\"...\"]'.")
         return tuple(value)
-    if value is None and NoneType in get_args(wanted):
+    if value is None and NoneType in get_args(hint):
         return None
     if kinds == [str] and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)  # an account's number
     if kinds == [str]:
-        good, words = isinstance(value, str) and value != "", "a text"
+        valid = isinstance(value, str) and value != ""
+        expected = "a text"
     elif kinds == [bool]:
-        good, words = isinstance(value, bool), "true or false"
+        valid = isinstance(value, bool)
+        expected = "true or false"
     else:
-        low = key.rpartition(".")[2] in ABOVE_0
-        words = (
-            f"a {'whole ' if kinds == [int] else ''}number {'above 0' if low else 'of at least 0'}"
-        )
-        right = isinstance(value, int if kinds == [int] else int | float) and not isinstance(
-            value, bool
-        )
-        good = right and (value > 0 if low else value >= 0) and math.isfinite(value)
-    if not good:
-        raise UserError(f"{key}={value!r} must be {words}.")
+        return _checked_number(key, value, whole=kinds == [int])
+    if not valid:
+        raise UserError(f"{key}={value!r} must be {expected}.")
+    return value
+
+
+def _checked_number(key: str, value: Any, *, whole: bool) -> Any:
+    positive = key.rpartition(".")[2] in ABOVE_0
+    number_type = int if whole else int | float
+    valid = isinstance(value, number_type) and not isinstance(value, bool) and math.isfinite(value)
+    if not valid or value < 0 or (positive and value == 0):
+        kind = "whole number" if whole else "number"
+        bound = "above 0" if positive else "of at least 0"
+        raise UserError(f"{key}={value!r} must be a {kind} {bound}.")
     return value

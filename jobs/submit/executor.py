@@ -1,4 +1,4 @@
-"""Submitit's Slurm executor, for arrays whose tasks are our payload."""
+"""Submitit's Slurm executor for arrays of ``Rank`` payloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from jobs.environment import clean_environment
+from jobs.slurm import clean_environment
 from trainer.base.errors import UserError
 
 SUBMIT_TIMEOUT_S = 120
@@ -71,7 +71,7 @@ def resubmit_script(folder: Path, text: str, payloads: Sequence[Any]) -> list[st
     executor.fixed = text
     try:
         return executor.submit_runs(payloads)
-    except Exception as error:  # Submitit wraps sbatch's words in its own error
+    except Exception as error:  # Submitit wraps sbatch's message in its own error
         raise UserError(f"sbatch refused {folder.name}: {str(error).strip()}") from error
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from jobs.attempt.causes import budgets_from
 from jobs.ledger import Entry
-from jobs.records import write_json
 from jobs.submit.options import SlurmOptions
-from jobs.submit.plan import Batch, Job
-from jobs.submit.runtime import CACHES, Place, binds_of, task_script
+from jobs.submit.plan import Job, JobBatch
+from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
+from trainer.base import atomic
 from trainer.base.run_folder import read_json
 from trainer.config import freeze
 
@@ -32,15 +32,15 @@ def private_folder(path: Path) -> None:
 
 
 def freeze_run(job: Job, record: Mapping[str, Any]) -> None:
-    """Write ``config.yaml`` and ``job.json`` of a run. A run that goes on keeps the config it was
+    """Write ``config.yaml`` and ``job.json`` of a run. A resumed run keeps the config it was
     started with.
     """
     private_folder(job.run)
     os.chmod(job.run, 0o700)
     target = job.run / "config.yaml"
-    if not (job.again and target.exists()):
+    if not (job.resumes and target.exists()):
         freeze(job.checked, job.run)
-    write_json(job.run / "job.json", dict(record))
+    atomic.write_json(job.run / "job.json", dict(record))
 
 
 def job_record(
@@ -74,7 +74,9 @@ def job_record(
     }
 
 
-def place_of(batch: Batch, sweep_dir: Path, submitit_folder: str | None, launch: str) -> Place:
+def batch_paths(
+    batch: JobBatch, sweep_dir: Path, submitit_folder: str | None, launch: str
+) -> BatchPaths:
     """The folders of a batch. Submitit's placeholder ``%j`` is not used: one folder per array."""
     base = Path(submitit_folder.replace("/%j", "")) if submitit_folder else sweep_dir / ".submitit"
     sweep = os.path.abspath(sweep_dir)
@@ -82,34 +84,34 @@ def place_of(batch: Batch, sweep_dir: Path, submitit_folder: str | None, launch:
     caches = {path for path in map(os.environ.get, CACHES) if path and os.path.isdir(path)}
     binds = tuple(dict.fromkeys([*binds, *sorted(caches)]))
     outer = {str(sweep), *(str(job.run) for job in batch.jobs)}
-    kept = [
+    outermost = [
         bind
         for bind in (*binds, *sorted(outer))
-        if not any(bind.startswith(f"{o}/") for o in outer)
+        if not any(bind.startswith(f"{folder}/") for folder in outer)
     ]
-    return Place(
+    return BatchPaths(
         folder=Path(os.path.abspath(base)) / f"{batch.name}-{launch}",
         code=Path(sweep) / "code",
-        binds=tuple(dict.fromkeys(kept)),
+        binds=tuple(dict.fromkeys(outermost)),
     )
 
 
-def write_batch(batch: Batch, place: Place) -> None:
-    """Write the files beside a batch script: the list of run folders, the scripts of one process
-    and of the check.
+def write_batch(batch: JobBatch, paths: BatchPaths) -> None:
+    """Write the files that a batch script reads: the list of run folders, the script of one
+    process and that of the node check.
     """
-    private_folder(place.folder)
+    private_folder(paths.folder)
     runs = "".join(f"{job.run}\n" for job in batch.jobs)
     texts = {
         "runs.txt": runs,
-        "task.sh": task_script(batch.shape, place),
+        "task.sh": task_script(batch.shape, paths),
         "health.sh": health_script(batch),
     }
     for name, text in texts.items():
-        (place.folder / name).write_text(text)
+        (paths.folder / name).write_text(text)
 
 
-def health_script(batch: Batch) -> str:
+def health_script(batch: JobBatch) -> str:
     """``health.sh`` with this site's limits at its head."""
     cluster = batch.shape.cluster
     gpus = batch.shape.gpus_per_node if cluster.check_gpus else 0
@@ -121,12 +123,10 @@ def health_script(batch: Batch) -> str:
 
 
 def entry_of(job: Job, *, sweep: str, launch: str, script: str, now: float) -> Entry:
-    """The ledger's line for a run before sbatch is asked. A run that goes on keeps its name."""
-    name = (
-        str(read_json(job.run / "job.json").get("name") or f"{sweep}/{job.index}")
-        if job.again
-        else f"{sweep}/{job.index}"
-    )
+    """The ledger's line for a run before sbatch is asked. A resumed run keeps its name."""
+    name = f"{sweep}/{job.index}"
+    if job.resumes:
+        name = str(read_json(job.run / "job.json").get("name") or name)
     return Entry(
         name=name,
         sweep=name.rpartition("/")[0],

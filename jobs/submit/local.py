@@ -16,113 +16,135 @@ from typing import Any
 from jobs import ledger
 from jobs.attempt.bookkeeping import close_attempt, saved_step
 from jobs.attempt.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
-from jobs.records import attempts, process_start, write_json
+from jobs.rank_logs import log_file, tail_of
+from jobs.records import attempts, process_start
 from jobs.submit.freeze import entry_of, freeze_run, new_launch
 from jobs.submit.options import LocalOptions
-from jobs.submit.plan import Job, Plan
+from jobs.submit.plan import Job, SweepPlan
 from jobs.submit.report import varying_overrides
 from jobs.submit.snapshot import git_state
-from jobs.view.logs import log_file, tail_of
+from trainer.base import atomic
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
 from trainer.base.run_folder import last_attempt, log_folder
 
 
-def run_locally(plan: Plan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:
-    """Run every job to its end; a failing one doesn't stop the others. Exit code 1 when one failed.
-    Raises UserError for an image, which only Slurm's jobs run in.
+def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:
+    """Run every job to its end; a failing one doesn't stop the others. 1 when one failed, else 0.
+
+    Raises UserError for an image, in which only Slurm's jobs run.
     """
     _require_no_image(plan)
-    before = os.umask(0o077)
-    failed: list[str] = []
     varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
+    launch = new_launch()
+    git = git_state()
+    now = time.time()
+    failures: list[str] = []
+    umask = os.umask(0o077)
     try:
-        launch, git, now = new_launch(), git_state(), time.time()
         for job in plan.jobs:
             entry = entry_of(job, sweep=sweep, launch=launch, script="", now=now)
-            record = {
-                "name": entry.name,
-                "sweep": entry.sweep,
-                "launch": launch,
-                "overrides": list(job.overrides),
-                "signature": job.signature,
-                "ranks": job.shape.ranks,
-                "gpus": job.shape.gpus,
-                "git": git,
-                "limit_s": options.timeout_min * 60,
-                "budgets": {"timeout": options.max_retries},
-                "image": {},
-            }
+            record = _record(job, entry, launch, git, options)
             freeze_run(job, record)
-            ledger.note(ledger_path, [ledger.submitted(entry, "local", time.time())])
-            _say(f"{entry.name}: its log is {log_file(job.run, last_attempt(job.run) + 1, 0)}")
+            ledger.append(ledger_path, [ledger.submitted(entry, ledger.LOCAL, time.time())])
+            log = log_file(job.run, last_attempt(job.run) + 1, 0)
+            _print(f"{entry.name}: its log is {log}")
             code = _run_job(job, record, options)
-            _say(f"{entry.name}: {'done' if code == EXIT_OK else f'failed with exit code {code}'}")
-            if code != EXIT_OK:
-                failed.append(f"{entry.name} ({' '.join(varying[job.index])}):\n{tail_of(job.run)}")
+            if code == EXIT_OK:
+                _print(f"{entry.name}: done")
+                continue
+            _print(f"{entry.name}: failed with exit code {code}")
+            overrides = " ".join(varying[job.index])
+            failures.append(f"{entry.name} ({overrides}):\n{tail_of(job.run)}")
     finally:
-        os.umask(before)
-    for text in failed:
+        os.umask(umask)
+    for text in failures:
         sys.stderr.write(f"{text}\n")
-    return 1 if failed else 0
+    return 1 if failures else 0
 
 
-def _require_no_image(plan: Plan) -> None:
+def _record(
+    job: Job, entry: ledger.Entry, launch: str, git: Mapping[str, Any], options: LocalOptions
+) -> dict[str, Any]:
+    """What ``job.json`` holds of a local run."""
+    return {
+        "name": entry.name,
+        "sweep": entry.sweep,
+        "launch": launch,
+        "overrides": list(job.overrides),
+        "signature": job.signature,
+        "ranks": job.shape.ranks,
+        "gpus": job.shape.gpus,
+        "git": git,
+        "limit_s": options.timeout_min * 60,
+        "budgets": {"timeout": options.max_retries},
+        "image": {},
+    }
+
+
+def _require_no_image(plan: SweepPlan) -> None:
     for runtime in {job.shape.container.runtime for job in plan.jobs} - {"none"}:
         raise UserError(
             f"container.runtime={runtime}, but hydra/launcher=local runs jobs in this interpreter: "
-            "set container=none, "
-            "or hydra/launcher=slurm."
+            "set container=none, or hydra/launcher=slurm."
         )
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def _run_job(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
-    for turn in range(options.max_retries + 1):
-        number = last_attempt(job.run) + 1
-        log_folder(job.run, number).mkdir(parents=True, mode=0o700)
-        started = {
-            "attempt": number,
-            "launch": plan["launch"],
-            "job": "local",
-            "nodes": socket.gethostname(),
-            "pid": os.getpid(),
-            "pid_start": process_start(os.getpid()),
-            "start": time.time(),
-            "step": saved_step(job.run),
-        }
-        write_json(log_folder(job.run, number) / "begin.json", started)
-        code: int | None = None
-        try:
-            code = _run_attempt(job, number, options.timeout_min * 60)
-        finally:
-            cause = (
-                CANCELLED
-                if code is None
-                else {EXIT_OK: DONE, EXIT_REQUEUE: TIMEOUT}.get(code, ERROR)
-            )
-            earlier = [
-                str(line["cause"])
-                for line in attempts(job.run)
-                if line.get("launch") == plan["launch"]
-            ]
-            verdict = decide(cause, earlier, plan["budgets"])
-            close_attempt(
-                job.run,
-                started,
-                dict(plan),
-                cause=cause,
-                exit_code=code,
-                ended=time.time(),
-                why=verdict.why,
-                requeue=verdict.requeue,
-            )
-        if code != EXIT_REQUEUE or turn == options.max_retries:
+    """Run attempts until one ends otherwise than with a saved stop. Returns the last exit code."""
+    for _ in range(options.max_retries):
+        code = _run_recorded_attempt(job, plan, options)
+        if code != EXIT_REQUEUE:
             return code
-    raise AssertionError("unreachable")
+    return _run_recorded_attempt(job, plan, options)
+
+
+def _run_recorded_attempt(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
+    """Run one attempt and write its records, also when it is interrupted."""
+    number = last_attempt(job.run) + 1
+    log_folder(job.run, number).mkdir(parents=True, mode=0o700)
+    started = {
+        "attempt": number,
+        "launch": plan["launch"],
+        "job": "local",
+        "nodes": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+        "start": time.time(),
+        "step": saved_step(job.run),
+    }
+    atomic.write_json(log_folder(job.run, number) / "begin.json", started)
+    code: int | None = None
+    try:
+        code = _run_attempt(job, number, options.timeout_min * 60)
+        return code
+    finally:
+        cause = _cause_of(code)
+        previous = [
+            str(line["cause"]) for line in attempts(job.run) if line.get("launch") == plan["launch"]
+        ]
+        decision = decide(cause, previous, plan["budgets"])
+        close_attempt(
+            job.run,
+            started,
+            dict(plan),
+            cause=cause,
+            exit_code=code,
+            ended=time.time(),
+            why=decision.why,
+            requeue=decision.requeue,
+        )
+
+
+def _cause_of(exit_code: int | None) -> str:
+    """The cause of an end by exit code; None: interrupted."""
+    if exit_code is None:
+        return CANCELLED
+    return {EXIT_OK: DONE, EXIT_REQUEUE: TIMEOUT}.get(exit_code, ERROR)
 
 
 def _run_attempt(job: Job, number: int, limit_s: float) -> int:

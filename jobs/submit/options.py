@@ -18,12 +18,12 @@ RESUBMIT = ("never", "failed", "always")
 
 
 @dataclass(kw_only=True)
-class Common:
-    """What both launchers understand."""
+class LauncherOptions:
+    """Settings that both launchers have."""
 
     resubmit: str = "failed"
     """A run with the same config was launched before: ``never`` again, only when it ``failed`` (it
-    goes on in its own folder), or ``always`` (a new folder).
+    resumes in its own folder), or ``always`` (a new folder).
     """
     dry_run: bool = False
     """Print the plan and the exact scripts, write and submit nothing."""
@@ -34,7 +34,7 @@ class Common:
 
 
 @dataclass(kw_only=True)
-class LocalOptions(Common):
+class LocalOptions(LauncherOptions):
     """``hydra/launcher=local``: the same payload as processes of this machine, one job after
     another.
     """
@@ -47,7 +47,7 @@ class LocalOptions(Common):
 
 
 @dataclass(kw_only=True)
-class SlurmOptions(Common):
+class SlurmOptions(LauncherOptions):
     """``hydra/launcher=slurm``."""
 
     _target_: str = "hydra_plugins.plimsoll_launcher.SlurmLauncher"
@@ -125,7 +125,7 @@ LOWEST = {
     "cpus_per_task": 1,
     "cpus_per_gpu": 1,
 }
-Options = TypeVar("Options", bound=Common)
+Options = TypeVar("Options", bound=LauncherOptions)
 
 
 def local_options(values: Mapping[str, Any]) -> LocalOptions:

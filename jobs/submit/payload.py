@@ -1,5 +1,5 @@
-"""What Submitit carries to the node: a callable of strings only, so that no Python object has to
-fit both sides.
+"""The callable that Submitit pickles for the node. It holds strings only, so that the two sides
+need not share a version of any class.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Rank:
     run: str
 
     def __call__(self) -> NoReturn:
-        """Become the trainer: the same process, so Slurm's signals reach it, with the signals still
-        held back.
+        """Replace this process by the trainer, so that Slurm's signals reach it; they stay blocked
+        until the trainer has its handlers.
 
         Submitit's own handlers and its requeue from rank 0 end here; the batch script does both.
         """

@@ -1,4 +1,4 @@
-"""Which jobs of a sweep are submitted, in which arrays. Pure functions over resolved configs."""
+"""Which jobs of a sweep are submitted, in which arrays. Pure functions on resolved configs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jobs.run_state import FAILED
 from jobs.submit.shape import Shape
-
-FAILED = ("FAILED", "CANCELLED", "EXHAUSTED", "LOST")
-COMPLETED = "COMPLETED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,32 +16,32 @@ class Job:
     """One point of a sweep."""
 
     index: int
-    """Its number in the sweep."""
+    """Number in the sweep."""
     overrides: tuple[str, ...]
     config: Mapping[str, Any] = field(repr=False)
-    """Resolved: plain values of every key."""
+    """Plain values of every key, resolved."""
     checked: Any = field(default=None, repr=False, compare=False)
-    """The same as trainer.config's ``Config``, which writes the frozen file."""
+    """The same as ``trainer.config.schema.Config``, from which the frozen file is written."""
     run: Path
     shape: Shape
     signature: str
-    again: bool = False
-    """The run folder is that of an earlier launch and goes on there."""
+    resumes: bool = False
+    """Whether the run folder is that of an earlier launch, which it resumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
-    """A launch of the same signature that the ledger knows."""
+class PreviousRun:
+    """An earlier launch with the same signature, from the ledger."""
 
     run: Path
     state: str
     name: str
-    """How ``python -m jobs`` names it."""
+    """Its name in ``python -m jobs``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Jobs of one shape that become one Slurm array."""
+class JobBatch:
+    """Jobs of one shape, which become one Slurm array."""
 
     name: str
     shape: Shape
@@ -51,10 +49,10 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a sweep will do."""
+class SweepPlan:
+    """The arrays that a sweep submits."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[JobBatch, ...]
     skipped: tuple[tuple[Job, str], ...]
     """Jobs that are not submitted, and why."""
 
@@ -64,7 +62,7 @@ class Plan:
         return [job for batch in self.batches for job in batch.jobs]
 
     def gpu_hours(self, timeout_min: float) -> float:
-        """GPU-hours if every job uses one attempt's whole time limit."""
+        """GPU-hours if every job uses the whole time limit of one attempt."""
         return sum(job.shape.gpus for job in self.jobs) * timeout_min / 60
 
 
@@ -73,43 +71,44 @@ def make_plan(
     *,
     max_array_size: int,
     resubmit: str,
-    earlier: Mapping[str, Earlier] | None = None,
-) -> Plan:
-    """Group ``jobs`` by shape, in chunks of at most ``max_array_size`` (it caps Slurm's array
-    *index*, so an array from 0 holds exactly that many). Jobs that were launched before are left
-    out or go on in their folder, see ``resubmit``.
+    previous: Mapping[str, PreviousRun] | None = None,
+) -> SweepPlan:
+    """Group ``jobs`` by shape, in arrays of at most ``max_array_size``.
+
+    Slurm's limit is one on the array *index*, so an array from 0 holds exactly that many. Jobs that
+    were launched before are skipped or resume in their folder, see ``resubmit``.
     """
-    chosen: list[Job] = []
+    selected: list[Job] = []
     skipped: list[tuple[Job, str]] = []
-    seen: dict[str, int] = {}
+    first_index: dict[str, int] = {}
     for job in jobs:
-        if job.signature in seen:
-            skipped.append((job, f"the same config as job {seen[job.signature]} of this sweep"))
+        if job.signature in first_index:
+            other = first_index[job.signature]
+            skipped.append((job, f"the same config as job {other} of this sweep"))
             continue
-        seen[job.signature] = job.index
-        before = (earlier or {}).get(job.signature)
+        first_index[job.signature] = job.index
+        before = (previous or {}).get(job.signature)
         if before is None or resubmit == "always":
-            chosen.append(job)
+            selected.append(job)
         elif resubmit == "failed" and before.state in FAILED:
-            chosen.append(replace(job, run=before.run, again=True))
+            selected.append(replace(job, run=before.run, resumes=True))
         else:
-            skipped.append(
-                (
-                    job,
-                    f"launched before as {before.name} ({before.state}); resubmit=always runs it "
-                    "anew",
-                )
+            reason = (
+                f"launched before as {before.name} ({before.state}); resubmit=always runs it anew"
             )
-    return Plan(batches=tuple(_batches(chosen, max(1, max_array_size))), skipped=tuple(skipped))
+            skipped.append((job, reason))
+    batches = _batches(selected, max(1, max_array_size))
+    return SweepPlan(batches=tuple(batches), skipped=tuple(skipped))
 
 
-def _batches(jobs: Sequence[Job], size: int) -> list[Batch]:
-    groups: dict[Shape, list[Job]] = {}
+def _batches(jobs: Sequence[Job], size: int) -> list[JobBatch]:
+    by_shape: dict[Shape, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(job.shape, []).append(job)
-    found: list[Batch] = []
-    for shape, members in groups.items():
+        by_shape.setdefault(job.shape, []).append(job)
+    batches: list[JobBatch] = []
+    for shape, members in by_shape.items():
         for start in range(0, len(members), size):
-            name = f"{len(found):03d}-{shape.label()}"
-            found.append(Batch(name=name, shape=shape, jobs=tuple(members[start : start + size])))
-    return found
+            name = f"{len(batches):03d}-{shape.label()}"
+            part = tuple(members[start : start + size])
+            batches.append(JobBatch(name=name, shape=shape, jobs=part))
+    return batches

@@ -1,6 +1,4 @@
-"""What can be known to fail before it is submitted. Every problem of a sweep is reported at
-once.
-"""
+"""Checks before a sweep is submitted. All its problems are reported at once."""
 
 from __future__ import annotations
 
@@ -11,37 +9,36 @@ from pathlib import Path
 
 from jobs.slurm import Slurm
 from jobs.submit.options import SlurmOptions
-from jobs.submit.plan import Plan
+from jobs.submit.plan import SweepPlan
 from jobs.submit.shape import Shape
 from jobs.submit.snapshot import image_digest
 from trainer.base.errors import UserError, nearest
-from trainer.base.precision import planned
-from trainer.checkpoint.store.retention import predicted_save_s
+from trainer.base.model_shape import ModelShape
+from trainer.base.precision import planned_precision
 from trainer.config import Config
 from trainer.plan import memory
 from trainer.plan.model import folder_of
-from trainer.plan.model import shape_of as model_shape_of
 
 
-def problems_of(plan: Plan, options: SlurmOptions, slurm: Slurm) -> list[str]:
-    """Messages for all that the site or the folders would refuse; empty when the plan can go."""
-    found: list[str] = []
+def problems_of(plan: SweepPlan, options: SlurmOptions, slurm: Slurm) -> list[str]:
+    """Messages for all that the site or the folders would refuse; empty when all is well."""
+    problems: list[str] = []
     partitions = slurm.partitions()
     for shape in {batch.shape: None for batch in plan.batches}:
-        found += _site_problems(shape, options, slurm, partitions)
+        problems += _site_problems(shape, options, slurm, partitions)
     graces = {batch.shape: grace_of(batch.shape, options, slurm) for batch in plan.batches}
     for job in plan.jobs:
-        found += folder_problems(job.run, job.shape.cluster.local_folders)
-        found += input_problems(job.checked)
-        found += grace_problems(job.checked, job.shape, options, graces[job.shape])
-    return list(dict.fromkeys(found))
+        problems += folder_problems(job.run, job.shape.cluster.local_folders)
+        problems += input_problems(job.checked)
+        problems += grace_problems(job.checked, job.shape, options, graces[job.shape])
+    return list(dict.fromkeys(problems))
 
 
 def _site_problems(
     shape: Shape, options: SlurmOptions, slurm: Slurm, partitions: list[str]
 ) -> list[str]:
     partition = options.partition or shape.cluster.partition
-    found: list[str] = []
+    problems: list[str] = []
     if partition and partitions and any(one not in partitions for one in partition.split(",")):
         return [
             f"partition '{partition}' is not known to Slurm, which has {', '.join(partitions)}"
@@ -51,44 +48,48 @@ def _site_problems(
     if shape.gpus_per_node:
         most = slurm.gpus_per_node(partition)
         if most is not None and shape.gpus_per_node > most:
-            found.append(
+            problems.append(
                 f"trainer.n_gpus_per_node={shape.gpus_per_node}, but the nodes of partition "
                 f"'{partition or 'default'}' "
                 f"have {most} GPUs; use at most that and more trainer.nnodes."
             )
-    nodes = slurm.most_nodes(partition)
+    nodes = slurm.max_nodes_per_job(partition)
     if nodes is not None and shape.nodes > nodes:
-        found.append(
+        problems.append(
             f"{shape.nodes_key}={shape.nodes}, but a job of partition '{partition or 'default'}' "
             f"gets at most {nodes} "
             "nodes; use fewer, or another partition."
         )
     limit = slurm.partition_seconds(partition, "MaxTime")
     if limit is not None and options.timeout_min * 60 > limit:
-        found.append(
+        problems.append(
             f"hydra.launcher.timeout_min={options.timeout_min} is above the partition's MaxTime of "
             f"{limit // 60} min."
         )
-    return found + derived_problems(shape, options) + _image_problems(shape)
+    return problems + derived_problems(shape, options) + _image_problems(shape)
 
 
 def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:
     """Sizes given a second time under ``hydra.launcher`` must agree with the config's own."""
-    own = {
-        "nodes": shape.nodes,
-        "tasks_per_node": shape.ranks_per_node,
-        "gpus_per_node": shape.gpus_per_node,
-    }
-    key = {"nodes": shape.nodes_key, "tasks_per_node": "trainer.n_gpus_per_node"}
-    given = options.gpus_per_task
-    per_task = f"hydra.launcher.gpus_per_task={given}, but each task is a rank, which has one GPU; leave it out."
-    return [per_task] * (given not in (None, 1 if shape.gpus_per_node else 0)) + [
-        f"hydra.launcher.{name}={getattr(options, name)} contradicts "
-        f"{key.get(name, 'trainer.n_gpus_per_node')}={value}; leave it out: it follows from each "
-        "job's config."
-        for name, value in own.items()
-        if getattr(options, name) not in (None, value)
-    ]
+    problems = []
+    if options.gpus_per_task not in (None, 1 if shape.gpus_per_node else 0):
+        problems.append(
+            f"hydra.launcher.gpus_per_task={options.gpus_per_task}, but each task is a rank, which "
+            "has one GPU; leave it out."
+        )
+    sizes = (
+        ("nodes", shape.nodes_key, shape.nodes),
+        ("tasks_per_node", "trainer.n_gpus_per_node", shape.ranks_per_node),
+        ("gpus_per_node", "trainer.n_gpus_per_node", shape.gpus_per_node),
+    )
+    for name, key, value in sizes:
+        option = getattr(options, name)
+        if option not in (None, value):
+            problems.append(
+                f"hydra.launcher.{name}={option} contradicts {key}={value}; leave it out: it "
+                "follows from each job's config."
+            )
+    return problems
 
 
 def _image_problems(shape: Shape) -> list[str]:
@@ -123,21 +124,21 @@ def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
         if Path(folder) in run.parents:
             return [
                 f"the run folder {run} lies in {folder}, which every node has for itself; put "
-                "hydra.sweep.dir (or "
-                "trainer.default_local_dir) on a shared file system."
+                "hydra.sweep.dir (or trainer.default_local_dir) on a shared file system."
             ]
-    here = run
-    while not here.exists():
-        here = here.parent
-    if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+    existing = run
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return [
-            f"the run folder {run} cannot be written: {here} is not a folder that you may write to."
+            f"the run folder {run} cannot be written: {existing} is not a folder that you may "
+            "write to."
         ]
     return []
 
 
 def input_problems(config: Config) -> list[str]:
-    """Files and folders that a job would look for in vain, after its wait in the queue."""
+    """Files and folders that the config names and that do not exist."""
     model = config.actor_rollout_ref.model.path
     named: dict[str, str | list[str] | None] = {
         "data.train_files": config.data.train_files,
@@ -148,13 +149,15 @@ def input_problems(config: Config) -> list[str]:
         if model and model.startswith(("/", "./", "../", "~"))
         else None,
     }
-    found = []
+    problems = []
     for key, value in named.items():
         for text in [value] if isinstance(value, str) else value or []:
             path = os.path.expanduser(text)
             if not os.path.exists(path) and not glob.glob(path, recursive=True):
-                found.append(f"{key}={text}: there is no {os.path.abspath(path)} on this machine.")
-    return found
+                problems.append(
+                    f"{key}={text}: there is no {os.path.abspath(path)} on this machine."
+                )
+    return problems
 
 
 def save_seconds(config: Config, shape: Shape) -> float:
@@ -163,17 +166,18 @@ def save_seconds(config: Config, shape: Shape) -> float:
 
     Raises UserError when the model's folder is no decoder's.
     """
-    path, actor = config.actor_rollout_ref.model.path, config.actor_rollout_ref.actor
+    path = config.actor_rollout_ref.model.path
+    actor = config.actor_rollout_ref.actor
     folder = None if not path or path.startswith("builtin:") else folder_of(path)
     if folder is None:
         return 0.0
     size = memory.checkpoint_bytes(
-        model_shape_of(folder),
-        precision=planned(actor.mixed_precision),
+        ModelShape.from_folder(folder),
+        precision=planned_precision(actor.mixed_precision),
         zero_stage=actor.zero_stage,
         reference=config.actor_rollout_ref.ref.ema_interval is not None,
     )
-    return predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
+    return memory.predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,19 +186,19 @@ class Grace:
 
     seconds: int
     source: str
-    """Where that stands, for messages."""
+    """Which setting it comes from, for messages."""
 
 
 def grace_of(shape: Shape, options: SlurmOptions, slurm: Slurm) -> Grace | None:
-    """The site profile's word, else Slurm's own GraceTime; None where jobs aren't preempted with
-    one.
-    """
+    """The site profile's grace time, else the partition's GraceTime; None when there is neither."""
     if shape.cluster.grace_s is not None:
         return Grace(
             seconds=shape.cluster.grace_s, source=f"cluster.grace_s={shape.cluster.grace_s}"
         )
-    found = slurm.partition_seconds(options.partition or shape.cluster.partition, "GraceTime")
-    return Grace(seconds=found, source=f"its partition's GraceTime of {found} s") if found else None
+    grace_s = slurm.partition_seconds(options.partition or shape.cluster.partition, "GraceTime")
+    if not grace_s:
+        return None
+    return Grace(seconds=grace_s, source=f"its partition's GraceTime of {grace_s} s")
 
 
 def grace_problems(
@@ -205,20 +209,20 @@ def grace_problems(
         need = save_seconds(config, shape)
     except UserError as error:
         return [str(error)]
-    found = []
+    problems = []
     if need > options.signal_delay_s:
-        found.append(
+        problems.append(
             f"a checkpoint is predicted to take {need:.0f} s "
             f"(cluster.write_gb_s={shape.cluster.write_gb_s}), but "
             f"hydra.launcher.signal_delay_s={options.signal_delay_s}; set it to "
             f"{int(need * config.trainer.checkpoint.save_margin) + 30} or more."
         )
     if grace is not None and need > grace.seconds:
-        found.append(
+        problems.append(
             f"a checkpoint is predicted to take {need:.0f} s, but this site kills a preempted job "
             "after "
             f"{grace.source}; use a partition with a longer GraceTime, or one whose jobs aren't "
             "preempted "
             "(cluster.partition, cluster.qos)."
         )
-    return found
+    return problems

@@ -1,4 +1,4 @@
-"""What a plan says of itself on the terminal. Pure text."""
+"""The text of a sweep's plan on the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -7,39 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from jobs.ledger import Entry
-from jobs.submit.plan import Batch, Plan
+from jobs.submit.plan import JobBatch, SweepPlan
+from jobs.submit.shape import Shape
 
 K = TypeVar("K", int, str)
 
 
-def plan_text(plan: Plan, timeout_min: int, sweep: str) -> str:
-    """One line per array, what is left out and why, and the GPU-hours at most."""
+def plan_text(plan: SweepPlan, timeout_min: int, sweep: str) -> str:
+    """One line per array and job, what is skipped and why, and the GPU-hours at most."""
     lines = [f"sweep {sweep}: {len(plan.jobs)} job(s) in {len(plan.batches)} array(s)"]
     varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
-    common = [
-        one
-        for one in (plan.jobs[0].overrides if plan.jobs else ())
-        if one not in varying[plan.jobs[0].index]
-    ]
-    lines += [f"  all with {' '.join(map(plain, common))}"] if common else []
+    if plan.jobs:
+        first = plan.jobs[0]
+        common = [one for one in first.overrides if one not in varying[first.index]]
+        if common:
+            lines.append(f"  all with {' '.join(map(plain, common))}")
     for batch in plan.batches:
-        shape = batch.shape
-        what = (
-            f"{shape.gpus_per_node} GPU(s)"
-            if shape.gpus_per_node
-            else f"{shape.ranks_per_node} rank(s) on CPUs"
-        )
-        aside = (
-            f", {shape.rollout_nodes} of them for vLLM servers only" if shape.rollout_nodes else ""
-        )
-        lines.append(
-            f"  {batch.name}: {len(batch.jobs)} job(s), each {shape.nodes} node(s) x {what}{aside}"
-        )
-        lines += [
-            f"    {job.index}: "
-            f"{' '.join(map(plain, varying[job.index]))}{'  (goes on)' if job.again else ''}".rstrip()
-            for job in batch.jobs
-        ]
+        lines.append(f"  {batch.name}: {len(batch.jobs)} job(s), each {_size_text(batch.shape)}")
+        for job in batch.jobs:
+            overrides = " ".join(map(plain, varying[job.index]))
+            resumes = "  (goes on)" if job.resumes else ""
+            lines.append(f"    {job.index}: {overrides}{resumes}".rstrip())
     lines += [f"  left out {job.index}: {why}" for job, why in plan.skipped]
     lines.append(
         f"  at most {plan.gpu_hours(timeout_min):.1f} GPU-hours per attempt "
@@ -48,10 +36,21 @@ def plan_text(plan: Plan, timeout_min: int, sweep: str) -> str:
     return "\n".join(lines)
 
 
+def _size_text(shape: Shape) -> str:
+    """Nodes and GPUs of a job."""
+    per_node = f"{shape.ranks_per_node} rank(s) on CPUs"
+    if shape.gpus_per_node:
+        per_node = f"{shape.gpus_per_node} GPU(s)"
+    servers = ""
+    if shape.rollout_nodes:
+        servers = f", {shape.rollout_nodes} of them for vLLM servers only"
+    return f"{shape.nodes} node(s) x {per_node}{servers}"
+
+
 def varying_overrides(overrides: Mapping[K, Sequence[str]]) -> dict[K, list[str]]:
-    """Of each job the overrides that not all jobs share; of a single job all of them."""
+    """The overrides of each job that not all jobs share; all of them for a single job."""
     shared = set.intersection(*map(set, overrides.values())) if len(overrides) > 1 else set()
-    return {key: [one for one in mine if one not in shared] for key, mine in overrides.items()}
+    return {key: [one for one in words if one not in shared] for key, words in overrides.items()}
 
 
 def plain(override: str) -> str:
@@ -59,7 +58,7 @@ def plain(override: str) -> str:
     return re.sub(r"\\([:=])", r"\1", override)
 
 
-def scripts_text(scripts: Sequence[tuple[Batch, str]]) -> str:
+def scripts_text(scripts: Sequence[tuple[JobBatch, str]]) -> str:
     """The scripts, each under its array's name."""
     return "\n".join(f"===== {batch.name} =====\n{text}" for batch, text in scripts)
 
@@ -67,4 +66,7 @@ def scripts_text(scripts: Sequence[tuple[Batch, str]]) -> str:
 def submitted_text(entries: Sequence[Entry]) -> str:
     """Where to look next."""
     arrays = sorted({entry.job.split("_")[0] for entry in entries}, key=int)
-    return f"submitted {len(entries)} job(s) as Slurm array(s) {', '.join(arrays)}; watch them with: python -m jobs status"
+    return (
+        f"submitted {len(entries)} job(s) as Slurm array(s) {', '.join(arrays)}; watch them with: "
+        "python -m jobs status"
+    )

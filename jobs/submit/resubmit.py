@@ -14,9 +14,9 @@ from pathlib import Path
 
 from jobs import ledger
 from jobs.ledger import Entry
-from jobs.records import write_json
 from jobs.submit.freeze import new_launch, private_folder
 from jobs.submit.payload import Rank
+from trainer.base import atomic
 from trainer.base.errors import UserError
 from trainer.base.run_folder import read_json
 
@@ -29,23 +29,22 @@ def resubmit_runs(entries: Sequence[Entry], ledger_path: Path) -> list[Entry]:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         if not entry.script or not _script_of(Path(entry.script)):
-            where = (
-                "ran on the local launcher"
-                if entry.job == ledger.LOCAL
-                else "has no batch script to submit again"
-            )
+            reason = "has no batch script to submit again"
+            if entry.job == ledger.LOCAL:
+                reason = "ran on the local launcher"
             raise UserError(
-                f"{entry.name} {where}; run its sweep again: it goes on "
+                f"{entry.name} {reason}; run its sweep again: it goes on "
                 "(hydra.launcher.resubmit=failed)."
             )
         groups.setdefault(entry.script, []).append(entry)
-    launch, done = new_launch(), []
-    before = os.umask(0o077)
+    launch = new_launch()
+    done = []
+    umask = os.umask(0o077)
     try:
         for script, members in groups.items():
             done += _resubmit_batch(Path(script), members, ledger_path, launch)
     finally:
-        os.umask(before)
+        os.umask(umask)
     return done
 
 
@@ -79,11 +78,11 @@ def _resubmit_batch(
     ]
     for entry in planned:
         record = read_json(Path(entry.run) / "job.json")
-        write_json(Path(entry.run) / "job.json", record | {"launch": launch})
-    ledger.note(ledger_path, planned)
+        atomic.write_json(Path(entry.run) / "job.json", record | {"launch": launch})
+    ledger.append(ledger_path, planned)
     ids = resubmit_script(folder, text, [Rank(entry.run) for entry in planned])
     done = [
         ledger.submitted(entry, job, time.time()) for entry, job in zip(planned, ids, strict=True)
     ]
-    ledger.note(ledger_path, done)
+    ledger.append(ledger_path, done)
     return done

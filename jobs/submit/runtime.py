@@ -1,6 +1,6 @@
 """Where a rank runs: in this interpreter, in an Apptainer image, or in a pyxis/enroot container.
 
-Each runtime is a way to write ``task.sh``, the script that starts one process of a run and replaces
+Each runtime has its form of ``task.sh``, the script that starts one process of a run and replaces
 itself by it.
 """
 
@@ -45,23 +45,25 @@ ALLOWED = (
     "LC_",
     "TZ",
 )
-"""Beginnings of names of environment variables that a rank sees in an image. Values never reach a
-command line.
+"""Prefixes of the environment variables that a rank sees in an image. Values never reach a command
+line.
 """
 
 CACHES = ("PLIMSOLL_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
-"""Variables that name caches. An image has no home: what is not set lies in the sweep's own
-``cache`` folder.
+"""Variables that name caches. An image has no home, so those not set point into the sweep's folder
+``cache``.
 """
 
+HEAD = (
+    "#!/bin/bash\n"
+    "# One process of a run. exec all the way: Slurm's signals must reach Python itself.\n"
+)
 HOLD = "env --block-signal=USR2 --block-signal=TERM"
-"""Signals that come before the trainer has a handler wait for it, instead of killing the
-process.
-"""
+"""Signals wait until the trainer has a handler, instead of killing the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BatchPaths:
     """The folders of one batch of jobs that its processes need."""
 
     folder: Path
@@ -72,78 +74,65 @@ class Place:
     """``source[:target[:ro]]``: what the jobs' configs name, see :func:`binds_of`."""
 
 
-def interpreter(shape: Shape, here: str) -> str:
-    """The Python that runs a rank: ``here`` (this one) without an image, else the image's."""
-    return shape.container.python or (here if shape.container.runtime == "none" else "python3")
+def rank_python(shape: Shape, interpreter: str) -> str:
+    """The Python that runs a rank: ``interpreter`` (this one), or with an image the image's."""
+    return shape.container.python or (
+        interpreter if shape.container.runtime == "none" else "python3"
+    )
 
 
-def task_script(shape: Shape, place: Place) -> str:
-    """``task.sh COMMAND ...``: run COMMAND as one process of the run. Golden-file tested for every
-    runtime.
-    """
-    head = "#!/bin/bash\n# One process of a run. exec all the way: Slurm's signals must reach Python itself.\n"
-    hold = f'hold="{HOLD}"; $hold true 2>/dev/null || hold=""   # coreutils before 8.31 cannot\n'
+def task_script(shape: Shape, paths: BatchPaths) -> str:
+    """``task.sh COMMAND ...``: run COMMAND as one process of the run."""
     runtime = shape.container.runtime
+    if runtime == "apptainer":
+        return HEAD + _caches(paths) + _apptainer(shape, paths)
+    code = _quote(paths.code)
+    hold = f'hold="{HOLD}"; $hold true 2>/dev/null || hold=""   # coreutils before 8.31 cannot\n'
     if runtime == "none":
-        return (
-            head
-            + hold
-            + f"export PYTHONPATH={_q(place.code)}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-            + 'exec $hold "$@"\n'
-        )
-    if runtime == "pyxis":
-        return (
-            head
-            + _caches(place)
-            + hold
-            + f"export PYTHONPATH={_q(place.code)}\n"
-            + 'exec $hold "$@"\n'
-        )
+        path = f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        return HEAD + hold + path + 'exec $hold "$@"\n'
+    path = f"export PYTHONPATH={code}\n"
+    return HEAD + _caches(paths) + hold + path + 'exec $hold "$@"\n'
+
+
+def _apptainer(shape: Shape, paths: BatchPaths) -> str:
+    """Hand the allowed variables to the image, and start the command in it."""
     names = "|".join([*ALLOWED, *(f"{name}$" for name in shape.cluster.env)])
     lines = [
         f"allowed='^({names})'",
         "for name in $(compgen -e); do",
         '  [[ $name =~ $allowed ]] && export "APPTAINERENV_$name=${!name}"',
         "done",
-        f"export APPTAINERENV_PYTHONPATH={_q(place.code)}",
+        f"export APPTAINERENV_PYTHONPATH={_quote(paths.code)}",
     ]
-    command = [
-        "exec",
-        "apptainer",
-        "--silent",
-        "exec",
-        "--cleanenv",
-        "--no-home",
-        "--no-mount",
-        "home,cwd",
-    ]
-    command += ["--nv"] if shape.gpus_per_node else []
-    for bind in _all_binds(shape, place):
-        command += ["--bind", _q(bind)]
-    command += [
-        "--pwd",
-        '"$PLIMSOLL_RUN"',
-        *(_q(arg) for arg in shape.container.args),
-        _q(shape.container.image or ""),
-    ]
-    return head + _caches(place) + "\n".join(lines) + "\n" + " ".join(command) + f' {HOLD} "$@"\n'
+    command = ["exec apptainer --silent exec --cleanenv --no-home --no-mount home,cwd"]
+    if shape.gpus_per_node:
+        command.append("--nv")
+    for bind in _all_binds(shape, paths):
+        command += ["--bind", _quote(bind)]
+    command += ["--pwd", '"$PLIMSOLL_RUN"']
+    command += [_quote(arg) for arg in shape.container.args]
+    command += [_quote(shape.container.image or ""), HOLD, '"$@"']
+    return "\n".join([*lines, " ".join(command)]) + "\n"
 
 
-def _caches(place: Place) -> str:
-    where = _q(place.code.parent / "cache")
-    return f'for name in {" ".join(CACHES)}; do [ -n "${{!name}}" ] || export "$name="{where}/"$name"; done\n'
+def _caches(paths: BatchPaths) -> str:
+    """Put the caches that are not set into the sweep's folder."""
+    folder = _quote(paths.code.parent / "cache")
+    return (
+        f"for name in {' '.join(CACHES)}; do "
+        f'[ -n "${{!name}}" ] || export "$name="{folder}/"$name"; done\n'
+    )
 
 
-def srun_flags(shape: Shape, place: Place) -> list[str]:
-    """What srun itself must be told to open the container (pyxis); empty for the other runtimes.
-    Shell-quoted.
-    """
+def srun_flags(shape: Shape, paths: BatchPaths) -> list[str]:
+    """Flags with which srun opens the container (pyxis), shell-quoted; empty for other runtimes."""
     if shape.container.runtime != "pyxis":
         return []
-    mounts = ",".join(_pyxis_mount(bind) for bind in _all_binds(shape, place))
+    mounts = ",".join(_pyxis_mount(bind) for bind in _all_binds(shape, paths))
     return [
-        f"--container-image={_q(shape.container.image or '')}",
-        f"--container-mounts={_q(mounts)}",
+        f"--container-image={_quote(shape.container.image or '')}",
+        f"--container-mounts={_quote(mounts)}",
         '--container-workdir="$RUN"',
         "--no-container-mount-home",
         f"--container-env={','.join(CACHES)},PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES",
@@ -151,15 +140,15 @@ def srun_flags(shape: Shape, place: Place) -> list[str]:
 
 
 def binds_of(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Folders of all paths in the configs that exist here (of a file: its folder), none inside
-    another.
-    """
-    folders = {found for config in configs for text in _strings(config) for found in _folder(text)}
-    kept: list[Path] = []
+    """Folders of all paths in the configs that exist here, none inside another."""
+    folders = {
+        folder for config in configs for text in _strings(config) for folder in _folder(text)
+    }
+    outermost: list[Path] = []
     for path in sorted(folders, key=lambda p: len(p.parts)):
-        if not any(path == outer or outer in path.parents for outer in kept):
-            kept.append(path)
-    return tuple(sorted(str(path) for path in kept))
+        if not any(path == outer or outer in path.parents for outer in outermost):
+            outermost.append(path)
+    return tuple(sorted(str(path) for path in outermost))
 
 
 def _strings(value: Any) -> Iterable[str]:
@@ -183,9 +172,9 @@ def _folder(text: str) -> Iterable[Path]:
             yield path.parent
 
 
-def _all_binds(shape: Shape, place: Place) -> list[str]:
-    """Code last and read-only: it lies inside the sweep folder, which is bound for writing."""
-    return [*shape.container.binds, *place.binds, f"{place.code}:{place.code}:ro"]
+def _all_binds(shape: Shape, paths: BatchPaths) -> list[str]:
+    """All binds; the code last and read-only, since it lies in the writable sweep folder."""
+    return [*shape.container.binds, *paths.binds, f"{paths.code}:{paths.code}:ro"]
 
 
 def _pyxis_mount(bind: str) -> str:
@@ -193,5 +182,5 @@ def _pyxis_mount(bind: str) -> str:
     return ":".join([parts[0], parts[1] if len(parts) > 1 else parts[0], *parts[2:]])
 
 
-def _q(text: object) -> str:
+def _quote(text: object) -> str:
     return shlex.quote(str(text))

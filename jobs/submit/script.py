@@ -10,9 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from jobs.submit.options import SlurmOptions
-from jobs.submit.runtime import Place, interpreter, srun_flags
+from jobs.submit.runtime import BatchPaths, rank_python, srun_flags
 from jobs.submit.shape import Shape
-from trainer.base.environment import ROLLOUT_NODES
+from trainer.base.rank_info import ROLLOUT_NODES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +30,17 @@ class Script:
 def script_of(
     shape: Shape,
     options: SlurmOptions,
-    place: Place,
+    paths: BatchPaths,
     *,
     sweep: str,
-    here: str,
+    interpreter: str,
     environment: dict[str, str],
 ) -> Script:
-    """The script of all jobs of one shape. ``here``: this interpreter; ``environment``: further
+    """The script of all jobs of one shape. ``interpreter``: this Python; ``environment``: further
     exports, no secrets.
     """
-    python = interpreter(shape, here)
-    flags = srun_flags(shape, place)
+    python = rank_python(shape, interpreter)
+    flags = srun_flags(shape, paths)
     srun = [
         "srun",
         "--unbuffered",
@@ -53,7 +53,7 @@ def script_of(
     return Script(
         parameters=_parameters(shape, options, sweep)
         | {
-            "setup": _setup(shape, options, place, python, flags, environment),
+            "setup": _setup(shape, options, paths, python, flags, environment),
             "teardown": ["finish $?"],
             # our own srun: its log folder is the attempt's, known only to the script
             "use_srun": False,
@@ -65,7 +65,7 @@ def script_of(
 def _setup(
     shape: Shape,
     options: SlurmOptions,
-    place: Place,
+    paths: BatchPaths,
     python: str,
     flags: list[str],
     environment: dict[str, str],
@@ -73,7 +73,7 @@ def _setup(
     task = 'bash "$FOLDER/task.sh"'
     if flags:
         task = " ".join(["srun --overlap --nodes=1 --ntasks=1", *flags, task])
-    lines = [f"FOLDER={shlex.quote(str(place.folder))}"]
+    lines = [f"FOLDER={shlex.quote(str(paths.folder))}"]
     lines += [f"PYTHON={shlex.quote(python)}"]
     lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]

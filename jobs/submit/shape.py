@@ -61,7 +61,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
     cluster = from_mapping(Cluster, config.get("cluster"))
     container = from_mapping(Container, config.get("container"))
-    nodes, aside = _size(trainer, "nnodes"), int(rollout.get("nnodes", 0))
+    nodes = _size(trainer, "nnodes")
+    rollout_nodes = int(rollout.get("nnodes", 0))
     ranks = _size(trainer, "n_gpus_per_node")
     gpus = 0 if trainer.get("device") == "cpu" or cluster.gpu_style == "none" else ranks
     if cluster.max_gpus_per_node is not None and gpus > cluster.max_gpus_per_node:
@@ -73,7 +74,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         )
     size = int(rollout.get("tensor_model_parallel_size", 1))
     needed = int((rollout.get("server") or {}).get("replicas", 1)) * size
-    if aside and gpus and needed > gpus:
+    if rollout_nodes and gpus and needed > gpus:
         raise UserError(
             f"actor_rollout_ref.rollout.server.replicas x tensor_model_parallel_size={size} is "
             f"{needed} GPUs of each "
@@ -82,8 +83,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
             "actor_rollout_ref.rollout.nnodes for more servers."
         )
     return Shape(
-        nodes=nodes + aside,
-        rollout_nodes=aside,
+        nodes=nodes + rollout_nodes,
+        rollout_nodes=rollout_nodes,
         ranks_per_node=ranks,
         gpus_per_node=gpus,
         cluster=cluster,

@@ -1,6 +1,4 @@
-"""What runs is what was there at submit: a copy of the code, its git commit, the digest of the
-image.
-"""
+"""Freeze the code at submit: a copy of it, its git commit, and the digest of the image."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from jobs.records import write_json
+from trainer.base import atomic
 from trainer.base.errors import UserError
 from trainer.base.run_folder import read_json
 from trainer.config.keys.conf_tree import conf_dir
@@ -36,14 +34,13 @@ def copy_code(target: Path) -> None:
         )
     conf = conf_dir()
     if not conf.is_relative_to(package_folder("trainer")):
-        shutil.copytree(
-            conf, temp / "conf"
-        )  # the defaults of keys that a frozen config doesn't know
+        # Defaults of keys that a frozen config doesn't know.
+        shutil.copytree(conf, temp / "conf")
     temp.rename(target)
 
 
 def package_folder(package: str) -> Path:
-    """Where a package's code lies."""
+    """The folder of a package's code."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
@@ -90,5 +87,5 @@ def image_digest(image: Path, cache: Path) -> str:
                 digest.update(chunk)
         known[key] = f"sha256:{digest.hexdigest()}"
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(cache, known)
+        atomic.write_json(cache, known)
     return str(known[key])

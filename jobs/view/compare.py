@@ -10,9 +10,9 @@ from rich.table import Table
 from jobs.ledger import Entry
 from jobs.view.table import varying_of
 from trainer.base.errors import UserError, nearest
-from trainer.base.run_folder import read_lines
+from trainer.base.metrics_file import METRICS_FILE, read_metrics
 
-USUAL = (
+DEFAULT_METRICS = (
     "critic/score/mean",
     "val/reward",
     "actor/pg_loss",
@@ -24,28 +24,22 @@ USUAL = (
 
 
 def metrics_at(run: Path, step: int | None) -> dict[str, float]:
-    """Numbers of a run at ``step`` (None: the newest of each name); of a step that was repeated,
-    the last ones.
+    """Numbers of a run at ``step``, of a repeated step the newest ones.
+
+    None: the newest number of each metric.
     """
     merged: dict[str, float] = {}
-    for row in read_lines(run / "metrics.jsonl"):
-        if step is None or row.get("step") == step:
-            merged.update(
-                {key: value for key, value in row.items() if isinstance(value, int | float)}
-            )
+    for record in read_metrics(run / METRICS_FILE):
+        if step is None or record["step"] == step:
+            merged |= {
+                key: value for key, value in record.items() if isinstance(value, int | float)
+            }
     return merged
 
 
 def last_common_step(runs: Sequence[Path]) -> int | None:
     """The newest step that every run has; None when there is none."""
-    steps = [
-        {
-            row["step"]
-            for row in read_lines(run / "metrics.jsonl")
-            if isinstance(row.get("step"), int)
-        }
-        for run in runs
-    ]
+    steps = [{record["step"] for record in read_metrics(run / METRICS_FILE)} for run in runs]
     common = set.intersection(*steps) if steps else set()
     return max(common, default=None)
 
@@ -61,7 +55,7 @@ def compare_table(entries: Sequence[Entry], metrics: Sequence[str] | None, at: i
             where = "" if step is None else f" at step {step}"
             hint = nearest(name, known) or f"; there are {', '.join(known[:12]) or 'none yet'}."
             raise UserError(f"no run has the metric '{name}'{where}{hint}")
-    names = list(metrics or [name for name in USUAL if name in known] or known[:6])
+    names = list(metrics or [name for name in DEFAULT_METRICS if name in known] or known[:6])
     table = Table(
         title=f"step {step}" if step is not None else "newest values", box=None, pad_edge=False
     )

@@ -32,8 +32,8 @@ class Result:
     """One line of the report."""
 
     ok: bool
-    what: str
-    found: str
+    check: str
+    detail: str
 
 
 def examine(
@@ -52,12 +52,12 @@ def _slurm() -> Result:
         slurm.require()
         partitions = slurm.partitions()
     except UserError as error:
-        return Result(ok=False, what="slurm", found=str(error))
+        return Result(ok=False, check="slurm", detail=str(error))
     if not partitions:
         return Result(
-            ok=False, what="slurm", found="sinfo shows no partition: is the controller up?"
+            ok=False, check="slurm", detail="sinfo shows no partition: is the controller up?"
         )
-    return Result(ok=True, what="slurm", found=f"partitions {', '.join(partitions)}")
+    return Result(ok=True, check="slurm", detail=f"partitions {', '.join(partitions)}")
 
 
 def _writable(folder: Path) -> Result:
@@ -67,26 +67,26 @@ def _writable(folder: Path) -> Result:
             pass
     except OSError as error:
         return Result(
-            ok=False, what="run folders", found=f"{folder} can't be written: {error.strerror}"
+            ok=False, check="run folders", detail=f"{folder} can't be written: {error.strerror}"
         )
     free = shutil.disk_usage(folder).free / 1e9
     return Result(
-        ok=True, what="run folders", found=f"{folder.resolve()} is writable, {free:.0f} GB free"
+        ok=True, check="run folders", detail=f"{folder.resolve()} is writable, {free:.0f} GB free"
     )
 
 
 def _image(image: Path, digest: str | None, python: str, binds: Sequence[str]) -> list[Result]:
     if shutil.which("apptainer") is None:
-        return [Result(ok=False, what="apptainer", found="there is no 'apptainer' on PATH")]
+        return [Result(ok=False, check="apptainer", detail="there is no 'apptainer' on PATH")]
     try:
-        seen = image_digest(image, cache_file())
+        actual = image_digest(image, cache_file())
     except UserError as error:
-        return [Result(ok=False, what="image", found=str(error))]
+        return [Result(ok=False, check="image", detail=str(error))]
     results = [
         Result(
-            ok=digest in (None, seen),
-            what="digest",
-            found=seen if digest in (None, seen) else f"{seen}, not {digest}",
+            ok=digest in (None, actual),
+            check="digest",
+            detail=actual if digest in (None, actual) else f"{actual}, not {digest}",
         )
     ]
     flags = [word for bind in binds for word in ("--bind", bind)]
@@ -102,7 +102,7 @@ def _image(image: Path, digest: str | None, python: str, binds: Sequence[str]) -
         str(image),
     ]
     results.append(_versions([*command, python, "-c", PROBE, ",".join(PACKAGES)]))
-    results += [_seen(command, bind) for bind in binds]
+    results += [_bind_check(command, bind) for bind in binds]
     return results
 
 
@@ -110,28 +110,28 @@ def _versions(command: Sequence[str]) -> Result:
     code, out, err = _run(command)
     if code:
         return Result(
-            ok=False, what="python in the image", found=f"exit code {code}: {err.strip()[-300:]}"
+            ok=False, check="python in the image", detail=f"exit code {code}: {err.strip()[-300:]}"
         )
     try:
         versions = json.loads(out.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return Result(
-            ok=False, what="python in the image", found=f"answered {out.strip()[-300:]!r}"
+            ok=False, check="python in the image", detail=f"answered {out.strip()[-300:]!r}"
         )
     missing = [name for name in NEEDED if versions.get(name) is None]
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return Result(
         ok=not missing,
-        what="versions",
-        found=text + (f"; missing: {', '.join(missing)}" if missing else ""),
+        check="versions",
+        detail=text + (f"; missing: {', '.join(missing)}" if missing else ""),
     )
 
 
-def _seen(command: Sequence[str], bind: str) -> Result:
+def _bind_check(command: Sequence[str], bind: str) -> Result:
     target = bind.split(":")[1] if ":" in bind else bind
     code, _, err = _run([*command, "ls", target])
     return Result(
-        ok=code == 0, what="bind", found=f"{target} is seen" if code == 0 else err.strip()[-200:]
+        ok=code == 0, check="bind", detail=f"{target} is seen" if code == 0 else err.strip()[-200:]
     )
 
 

@@ -1,4 +1,4 @@
-"""Logs of ranks, over attempts."""
+"""``python -m jobs logs``: the log of a rank, over all attempts."""
 
 from __future__ import annotations
 
@@ -7,65 +7,54 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.rank_logs import log_file
 from trainer.base.errors import UserError
-from trainer.base.run_folder import last_attempt, log_folder
-from trainer.launch.report import tail
-
-
-def log_file(run: Path, attempt: int, rank: int) -> Path:
-    """Where a rank of an attempt writes."""
-    return log_folder(run, attempt) / f"rank_{rank}.log"
-
-
-def tail_of(run: Path, lines: int = 15) -> str:
-    """The last lines of the newest attempt's logs, indented: what a failed job said."""
-    folder = log_folder(run, last_attempt(run))
-    logs = sorted(folder.glob("rank_*.log"), key=lambda path: path.stat().st_size, reverse=True)
-    for path in [
-        *folder.glob("launcher.log"),
-        *logs,
-    ]:  # the launcher's ends with the error of the rank that failed first
-        if text := tail(path, lines).strip("\n"):
-            return "\n".join(f"  {line}" for line in text.splitlines())
-    return f"  no log in {folder}" if last_attempt(run) else "  it never started"
+from trainer.base.run_folder import last_attempt
 
 
 def show(run: Path, attempt: int, rank: int, lines: int) -> int:
-    """The last ``lines`` lines. Raises UserError naming the logs there are."""
+    """Print the last ``lines`` lines of a log. Raises UserError that names the logs there are."""
     path = log_file(run, attempt, rank)
     if not path.exists():
-        there = sorted(str(p.relative_to(run)) for p in run.glob("logs/attempt_*/*.log"))
-        raise UserError(f"there is no {path}; there are: {', '.join(there) or 'no logs yet'}.")
+        present = sorted(str(p.relative_to(run)) for p in run.glob("logs/attempt_*/*.log"))
+        raise UserError(f"there is no {path}; there are: {', '.join(present) or 'no logs yet'}.")
     text = path.read_text(errors="replace").splitlines(keepends=True)
     sys.stdout.write("".join(text[-lines:]))
     return 0
 
 
 def follow(run: Path, rank: int, lines: int, ended: Callable[[], bool], poll_s: float = 0.5) -> int:
-    """Print a log as it grows and go on with the next attempt's, until ``ended`` says that no more
-    will come.
-    """
-    attempt, place, quiet = max(1, last_attempt(run)), -1, 0
+    """Print a log as it grows, over all attempts, until ``ended`` says that no more will come."""
+    attempt = max(1, last_attempt(run))
+    offset: int | None = None
+    quiet_polls = 0
     while True:
         path = log_file(run, attempt, rank)
-        grown = False
         if path.exists():
-            with path.open(errors="replace") as file:
-                if place < 0:
-                    sys.stdout.write("".join(file.readlines()[-lines:]))
-                else:
-                    file.seek(place)
-                    sys.stdout.write(file.read())
-                grown, place = file.tell() != place, file.tell()
-                sys.stdout.flush()
-        if grown:
-            quiet = 0
-            continue
+            end = _print_from(path, offset, lines)
+            grown = end != offset
+            offset = end
+            if grown:
+                quiet_polls = 0
+                continue
         if last_attempt(run) > attempt:
-            attempt, place = attempt + 1, 0
+            attempt += 1
+            offset = 0
             sys.stdout.write(f"--- attempt {attempt} ---\n")
             continue
-        quiet += 1
-        if quiet % 10 == 4 and ended():
+        quiet_polls += 1
+        if quiet_polls % 10 == 4 and ended():
             return 0
         time.sleep(poll_s)
+
+
+def _print_from(path: Path, offset: int | None, lines: int) -> int:
+    """Print a file from ``offset``, or its last ``lines`` lines for None. Returns its end."""
+    with path.open(errors="replace") as file:
+        if offset is None:
+            sys.stdout.write("".join(file.readlines()[-lines:]))
+        else:
+            file.seek(offset)
+            sys.stdout.write(file.read())
+        sys.stdout.flush()
+        return file.tell()

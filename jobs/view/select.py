@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs.ledger import Entry
-from jobs.view.state import RunState
+from jobs.run_state import RunState
 from trainer.base.errors import UserError, nearest
 
 

@@ -24,15 +24,16 @@ def offline_folders(run: Path) -> list[Path]:
 
 
 def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
-    """``wandb sync`` every folder; the second and later ones of a run with ``--append``. 1 when one
-    failed.
+    """``wandb sync`` every folder, after the first of a run with ``--append``. 1 when one failed.
 
-    Stops a run at its first failure: a later attempt must not overtake an earlier one.
+    A run stops at its first failure: a later attempt must not overtake an earlier one. Raises
+    UserError when there is no offline folder.
     """
-    failed = found = 0
+    failed = 0
+    folders = 0
     for run in runs:
         for number, folder in enumerate(offline_folders(run)):
-            found += 1
+            folders += 1
             command = [
                 sys.executable,
                 "-m",
@@ -52,7 +53,7 @@ def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
                 sys.stderr.write(f"wandb sync failed with exit code {code} on {folder}\n")
                 failed += 1
                 break
-    if not found:
+    if not folders:
         raise UserError(
             "no offline W&B folder in these runs: they were online, or trainer.logger has no wandb."
         )

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from jobs.ledger import Entry
+from jobs.rank_logs import tail_of
+from jobs.run_state import RunState
 from jobs.submit.report import plain, varying_overrides
-from jobs.view.logs import tail_of
-from jobs.view.state import RunState
+from trainer.base.metrics_file import METRICS_FILE, last_values
 
 REWARD = ("critic/score/mean", "val/reward", "train/loss")
 SPEED = ("perf/throughput", "perf/tokens_per_second")
 ETTR = ("goodput/ettr",)
-TAIL_BYTES = 16384
 TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "ettr", "reason")
 NUMBERS = ("att", "step", "reward", "tok/s", "ettr")
 COLOUR = {
@@ -35,73 +33,75 @@ COLOUR = {
 
 
 def console_of() -> Console:
-    """The terminal; a pipe or a file gets lines of 200 characters, so that nothing depends on a
-    window.
-    """
+    """The terminal. A pipe or a file gets lines of 200 characters, whatever the window's width."""
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:
-    """One row per run: name, overrides, state, job, attempt, step, reward, speed, goodput, reason;
-    no empty columns.
-    """
+    """One row per run with the columns of ``TITLES``; no empty columns."""
     varying = varying_of(entries)
-    rows: list[list[str]] = []
-    for entry in entries:
-        state, seen = states[entry.run], last_metrics(Path(entry.run))
-        rows.append(
-            [
-                entry.name,
-                " ".join(varying[entry.run]),
-                state.state,
-                entry.job,
-                str(state.attempt or ""),
-                str(seen.get("step", "")),
-                _number(seen, REWARD),
-                _number(seen, SPEED),
-                _number(seen, ETTR),
-                _reason(entry, state),
-            ]
-        )
-    table = Table(box=None, pad_edge=False)
+    rows = [_row(entry, states[entry.run], varying[entry.run]) for entry in entries]
     shown = [n for n in range(len(TITLES)) if n == 0 or any(row[n] for row in rows)]
-    for number in shown:
-        title = TITLES[number]
-        if title in ("overrides", "reason"):  # what gives way on a narrow terminal
-            table.add_column(
-                title,
-                overflow="ellipsis" if title == "overrides" else "fold",
-                no_wrap=title == "overrides",
-            )
-        else:
-            table.add_column(
-                title, justify="right" if title in NUMBERS else "left", no_wrap=True, min_width=3
-            )
+    table = Table(box=None, pad_edge=False)
+    for n in shown:
+        _add_column(table, TITLES[n])
     for row in rows:
-        cells = [
-            Text(row[n], style=COLOUR.get(row[n], "") if TITLES[n] == "state" else "")
-            for n in shown
-        ]
-        table.add_row(*cells)
+        table.add_row(*(_cell(TITLES[n], row[n]) for n in shown))
     return table
 
 
+def _row(entry: Entry, state: RunState, overrides: Sequence[str]) -> list[str]:
+    metrics = last_values(Path(entry.run) / METRICS_FILE)
+    return [
+        entry.name,
+        " ".join(overrides),
+        state.state,
+        entry.job,
+        str(state.attempt or ""),
+        str(metrics.get("step", "")),
+        _first_number(metrics, REWARD),
+        _first_number(metrics, SPEED),
+        _first_number(metrics, ETTR),
+        _reason(entry, state),
+    ]
+
+
+def _add_column(table: Table, title: str) -> None:
+    """Overrides and reason get the width that the others leave on a narrow terminal."""
+    if title == "overrides":
+        table.add_column(title, overflow="ellipsis", no_wrap=True)
+    elif title == "reason":
+        table.add_column(title, overflow="fold")
+    else:
+        justify: Literal["left", "right"] = "right" if title in NUMBERS else "left"
+        table.add_column(title, justify=justify, no_wrap=True, min_width=3)
+
+
+def _cell(title: str, text: str) -> Text:
+    return Text(text, style=COLOUR.get(text, "") if title == "state" else "")
+
+
 def _reason(entry: Entry, state: RunState) -> str:
-    """Why; of a run that failed the last line it said."""
-    if state.state == "FAILED" and (words := tail_of(Path(entry.run), 1).strip()):
-        return words
+    """The state's reason; the last line of the log for a run that failed."""
+    if state.state == "FAILED":
+        last_line = tail_of(Path(entry.run), 1).strip()
+        if last_line:
+            return last_line
     return state.reason
 
 
 def varying_of(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """By run: the overrides that not all runs of its sweep share, keys cut to their last name."""
+    """The overrides of each run that not all runs of its sweep share, keys cut to their last
+    name.
+    """
     by_sweep: dict[str, dict[str, Sequence[str]]] = {}
     for entry in entries:
         by_sweep.setdefault(entry.sweep, {})[entry.run] = entry.overrides
-    found = [varying_overrides(members) for members in by_sweep.values()]
-    return {
-        run: [_short(one) for one in mine] for members in found for run, mine in members.items()
-    }
+    varying: dict[str, list[str]] = {}
+    for members in by_sweep.values():
+        for run, overrides in varying_overrides(members).items():
+            varying[run] = [_short(override) for override in overrides]
+    return varying
 
 
 def _short(override: str) -> str:
@@ -109,27 +109,9 @@ def _short(override: str) -> str:
     return key.rpartition(".")[2] + sign + value
 
 
-def last_metrics(run: Path) -> dict[str, Any]:
-    """The last values of ``metrics.jsonl`` (newest wins); only its tail is read."""
-    merged: dict[str, Any] = {}
-    try:
-        with (run / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return merged
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            merged.update(value)
-    return merged
-
-
-def _number(row: Mapping[str, Any], names: Sequence[str]) -> str:
+def _first_number(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of the metrics ``names`` that is a number, NaN included, as text."""
     for name in names:
-        if isinstance(row.get(name), int | float):
-            return f"{row[name]:.4g}"
+        if isinstance(metrics.get(name), int | float):
+            return f"{metrics[name]:.4g}"
     return ""

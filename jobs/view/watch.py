@@ -9,23 +9,22 @@ from pathlib import Path
 
 from rich.live import Live
 
+from jobs.evidence import states_of
 from jobs.ledger import Entry
+from jobs.rank_logs import tail_of
+from jobs.run_state import COMPLETED, FAILED, UNKNOWN
 from jobs.slurm import Slurm
-from jobs.submit.launch import states_of
-from jobs.submit.plan import COMPLETED, FAILED
-from jobs.view.logs import tail_of
-from jobs.view.state import UNKNOWN
 from jobs.view.table import console_of, table_of
 from trainer.base.errors import UserError
 
-FIRST_POLL_S, POLL_S = 0.5, 5.0
+FIRST_POLL_S = 0.5
+POLL_S = 5.0
 
 
 def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> int:
-    """Block until all runs have ended; then the errors of every failed one on stderr. 1 when one
-    failed, else 0.
+    """Wait until all runs have ended, then print the errors of failed ones. 1 when one failed.
 
-    Ends with the terminal only: the jobs go on in Slurm when this process is interrupted.
+    The jobs continue in Slurm when this process is interrupted.
     """
     pause = min(poll_s, FIRST_POLL_S)
     console = console_of()

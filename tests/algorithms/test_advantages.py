@@ -102,7 +102,7 @@ def test_gae_and_reinforce_plus_plus() -> None:
             running = delta + gamma * lam * running
             after = float(rewards[t]) + gamma * after
             value_after, raw[t], to_go[t] = float(values[t]), running, after
-    places = sorted(raw)
+    indices = sorted(raw)
     common = {
         "scores": SCORES,
         "groups": GROUPS,
@@ -112,16 +112,16 @@ def test_gae_and_reinforce_plus_plus() -> None:
         "kl_coef": 0.1,
     }
     made = compute_advantages("gae", values=values, gamma=gamma, lam=lam, **common)  # type: ignore[arg-type]
-    check(made.advantages, places, whitened([raw[t] for t in places]))
-    check(made.returns, places, [raw[t] + float(values[t]) for t in places])
+    check(made.advantages, indices, whitened([raw[t] for t in indices]))
+    check(made.returns, indices, [raw[t] + float(values[t]) for t in indices])
     made = compute_advantages("reinforce_plus_plus", gamma=gamma, **common)  # type: ignore[arg-type]
-    check(made.advantages, places, whitened([to_go[t] for t in places]))
-    check(made.returns, places, [to_go[t] for t in places])
+    check(made.advantages, indices, whitened([to_go[t] for t in indices]))
+    check(made.returns, indices, [to_go[t] for t in indices])
 
 
-def check(flat: Tensor, places: list[int], expected: list[float]) -> None:
+def check(flat: Tensor, indices: list[int], expected: list[float]) -> None:
     assert flat[~MASK].eq(0).all()
-    torch.testing.assert_close(flat[places], torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(flat[indices], torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_grpo_on_tokens_compares_scores_with_the_kl_taken_off() -> None:

@@ -46,11 +46,11 @@ def test_gradient_does_not_depend_on_the_cut(mode: str, cut: list[list[int]]) ->
     split = torch.tensor(0.3, requires_grad=True)
     w = weights(mode)
     for part in cut:
-        places = torch.cat(
+        indices = torch.cat(
             [torch.nonzero(i == SEQUENCE)[:, 0] for i in part]
             or [torch.empty(0, dtype=torch.int64)]
         )
-        aggregate(torch.sin(split * x[places].float()), w[places]).backward()
+        aggregate(torch.sin(split * x[indices].float()), w[indices]).backward()
     assert split.grad is not None
     torch.testing.assert_close(split.grad.double(), theta.grad, atol=1e-6, rtol=1e-6)
 
@@ -74,13 +74,13 @@ def test_no_trained_tokens_is_a_zero_loss_with_a_backward(mode: str) -> None:
 
 def test_counts_of_other_ranks_can_be_given() -> None:
     half = SEQUENCE < 2
-    mine = token_weights(
+    half_weights = token_weights(
         "token-mean", MASK[half], SEQUENCE[half], 2, global_tokens=20, global_sequences=4
     )
-    torch.testing.assert_close(mine, weights("token-mean")[half])
+    torch.testing.assert_close(half_weights, weights("token-mean")[half])
 
 
-def test_what_is_not_trained_gives_nothing_even_if_infinite() -> None:
+def test_untrained_tokens_add_nothing_even_if_infinite() -> None:
     losses = LOSSES.masked_fill(~MASK, torch.inf)
     torch.testing.assert_close(aggregate(losses, weights("token-mean")), LOSSES[MASK].mean())
 

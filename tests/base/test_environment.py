@@ -1,3 +1,5 @@
+"""A process's threads, its programs, and what its start does not import."""
+
 from __future__ import annotations
 
 import os
@@ -5,145 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from trainer.base.environment import (
-    RankInfo,
-    RolloutTask,
-    _cgroup_quota,
-    available_cores,
-    first_host,
-    process_settings,
-    rank_from_environment,
-    rollout_task,
-    tasks_per_node,
-)
-from trainer.base.errors import UserError
-
-ALONE = RankInfo(
-    rank=0,
-    world_size=1,
-    local_rank=0,
-    local_world_size=1,
-    master_addr="127.0.0.1",
-    master_port=None,
-)
-SRUN = {
-    "PLIMSOLL_SLURM": "1",
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "6",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "4,2",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-}
-
-
-def test_alone_without_a_launcher() -> None:
-    assert rank_from_environment({}) == ALONE
-
-
-def test_an_interactive_allocation_is_no_launcher() -> None:
-    assert rank_from_environment({k: v for k, v in SRUN.items() if k != "PLIMSOLL_SLURM"}) == ALONE
-
-
-def test_a_launchers_rank() -> None:
-    env = {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_PORT": "2",
-        "MASTER_ADDR": "h",
-    }
-    expected = RankInfo(
-        rank=3, world_size=4, local_rank=1, local_world_size=2, master_addr="h", master_port=2
-    )
-    assert rank_from_environment(env) == rank_from_environment(SRUN | env) == expected
-
-
-def test_srun_s_rank_with_unequal_nodes() -> None:
-    assert rank_from_environment(SRUN) == RankInfo(
-        rank=5,
-        world_size=6,
-        local_rank=1,
-        local_world_size=2,
-        master_addr="gpu07",
-        master_port=None,
-    )
-
-
-def test_the_last_nodes_may_hold_servers_and_no_rank() -> None:
-    env = SRUN | {
-        "PLIMSOLL_ROLLOUT_NODES": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
-        "SLURM_NTASKS": "8",
-    }
-    places = [
-        env
-        | {
-            "SLURM_PROCID": str(2 * node + local),
-            "SLURM_NODEID": str(node),
-            "SLURM_LOCALID": str(local),
-        }
-        for node in range(4)
-        for local in range(2)
-    ]
-    assert [rollout_task(place) for place in places[:4]] == [None] * 4
-    ranks = [rank_from_environment(place) for place in places[:4]]
-    assert [(r.rank, r.world_size, r.local_rank, r.local_world_size) for r in ranks] == [
-        (0, 4, 0, 2),
-        (1, 4, 1, 2),
-        (2, 4, 0, 2),
-        (3, 4, 1, 2),
-    ]
-    assert [rollout_task(place) for place in places[4:]] == [
-        RolloutTask(node=node, local_id=local, tasks=2, master_addr="gpu07")
-        for node in range(2)
-        for local in range(2)
-    ]
-    assert [rollout_task(place | {"PLIMSOLL_SLURM": "0"}) for place in places] == [
-        None
-    ] * 8  # as any other process
-    assert (
-        rollout_task(SRUN) is None
-        and rollout_task(places[7] | {"RANK": "0", "WORLD_SIZE": "1"}) is None
-    )
-    with pytest.raises(UserError, match=r"ROLLOUT_NODES=4 leaves none of the job's 4 node"):
-        rollout_task(env | {"PLIMSOLL_ROLLOUT_NODES": "4"})
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is not set"),
-        ({"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK='x' is not a whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "rank 2 of 2"),
-        ({"PLIMSOLL_SLURM": "1"}, "wants a process started by srun"),
-    ],
-)
-def test_half_an_environment_says_what_is_missing(env: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        rank_from_environment(env)
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "first"),
-    [
-        ("gpu[003-006,9],cpu1", "gpu003"),
-        ("a,b", "a"),
-        ("node7", "node7"),
-        ("rack[1-2]n[04,09]x,z", "rack1n04x"),
-        ("gpu-[1-3]", "gpu-1"),
-    ],
-)
-def test_the_first_host(nodelist: str, first: str) -> None:
-    assert first_host(nodelist) == first
-
-
-def test_tasks_per_node() -> None:
-    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1] and tasks_per_node("8") == [8]
+from trainer.base.environment import _cgroup_quota, available_cores, process_settings
 
 
 def test_threads_are_the_cores_over_the_ranks_and_the_users_own_setting_wins() -> None:
@@ -158,7 +22,10 @@ def test_threads_are_the_cores_over_the_ranks_and_the_users_own_setting_wins() -
 
 def test_the_affinity_mask_counts() -> None:
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}]); from trainer.base.environment import *; print(available_cores())"
+    code = (
+        f"import os; os.sched_setaffinity(0, [{one}]); "
+        "from trainer.base.environment import available_cores; print(available_cores())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
@@ -185,8 +52,11 @@ def test_this_environments_programs_come_first_once() -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    light = "trainer.base.environment, trainer.base.signals, trainer.launch, trainer.launch.rollout_nodes"
-    code = f"import sys, {light}; print('torch' in sys.modules)"
+    modules = (
+        "trainer.base.environment, trainer.base.signals, trainer.base.memory, "
+        "trainer.base.model_shape, trainer.launch, trainer.launch.rollout_nodes"
+    )
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.precision import planned, resolve
+from trainer.base.precision import planned_precision, resolve_precision
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from trainer.base.precision import planned, resolve
 def test_auto_follows_the_hardware(tmp_path: Path, flags: str, on_gpu: bool, found: str) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(flags + "\n")
-    assert resolve("auto", on_gpu=on_gpu, cpuinfo=cpuinfo) == found
+    assert resolve_precision("auto", on_gpu=on_gpu, cpuinfo=cpuinfo) == found
 
 
 def test_what_is_asked_for_is_what_runs(tmp_path: Path) -> None:
-    assert resolve("bf16", on_gpu=False, cpuinfo=tmp_path / "none") == "bf16"
-    assert resolve("fp32", on_gpu=True) == "fp32"
-    assert resolve("auto", on_gpu=False, cpuinfo=tmp_path / "none") == "fp32"
-    assert (planned("auto"), planned("fp32")) == ("bf16", "fp32")
+    assert resolve_precision("bf16", on_gpu=False, cpuinfo=tmp_path / "none") == "bf16"
+    assert resolve_precision("fp32", on_gpu=True) == "fp32"
+    assert resolve_precision("auto", on_gpu=False, cpuinfo=tmp_path / "none") == "fp32"
+    assert (planned_precision("auto"), planned_precision("fp32")) == ("bf16", "fp32")

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.base import signals
-from trainer.base.signals import shield_worker
 
 CHILD = """
 import os, signal, sys
@@ -34,7 +29,7 @@ def child(*names: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def test_nobody_asked() -> None:
+def test_without_a_signal_nothing_is_requested() -> None:
     assert child() == (0, "None")
 
 
@@ -72,57 +67,10 @@ sys.exit(85)
     assert (done.returncode, done.stderr) == (85, "")
 
 
-def test_children_started_while_held_get_the_signal_when_they_are_ready() -> None:
-    with signals.held():
+def test_children_started_while_blocked_get_the_signal_when_they_are_ready() -> None:
+    with signals.blocked():
         process = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
     process.send_signal(signal.SIGTERM)  # long before Python has started
     out, _ = process.communicate(timeout=200)
     assert (process.returncode, out.strip()) == (0, "TERM")
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-class Pids(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        assert get_worker_info() is not None
-        return torch.tensor(os.getpid())
-
-
-def test_loader_workers_outlive_the_groups_signals_but_not_their_loader() -> None:
-    loader = DataLoader(
-        Pids(), num_workers=2, worker_init_fn=shield_worker, prefetch_factor=1, timeout=200
-    )
-    with signals.held():
-        batches = iter(loader)
-    workers = {int(next(batches)), int(next(batches))}
-    assert len(workers) == 2
-    # A stranger's TERM: sent from another process, as Slurm's and the launcher's are.
-    code = "import os, sys\nfor pid in sys.argv[2:]: os.kill(int(pid), int(sys.argv[1]))"
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
-        subprocess.run(
-            [sys.executable, "-c", code, str(int(number)), *map(str, workers)],
-            timeout=200,
-            check=True,
-        )
-    assert {int(pid) for pid in batches} == workers
-    del batches
-
-
-def test_a_loader_can_still_terminate_a_hanging_worker() -> None:
-    context = torch.multiprocessing.get_context("fork")
-    ready = context.Event()
-    worker = context.Process(target=hang, args=(ready,))
-    with signals.held():
-        worker.start()
-    assert ready.wait(200)
-    worker.terminate()
-    worker.join(200)
-    assert worker.exitcode == 0
-
-
-def hang(ready: object) -> None:
-    shield_worker()
-    ready.set()  # type: ignore[attr-defined]
-    time.sleep(300)

@@ -19,7 +19,8 @@ from trainer.batching import (
 CASES: list[tuple[dict[str, Any], str]] = [
     (
         {"lengths": [5, 900, 7], "budget": 512},
-        r"sequence 1 has 900 tokens.*budget of 512 .*raise .*_max_token_len_per_gpu to 900 or more.*max_prompt",
+        r"sequence 1 has 900 tokens.*budget of 512 .*"
+        r"raise .*_max_token_len_per_gpu to 900 or more.*max_prompt",
     ),
     (
         {"lengths": [5, 900, 901], "budget": [100, 899]},
@@ -53,7 +54,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"share_prompts": True, "groups": [0, 0, 1]}, r"needs prompt_lengths"),
     (
         {"share_prompts": True, "groups": [0, 0, 1], "prompt_lengths": [3, 4, 5]},
-        r"sequences \[0, 1\] are one group but their prompts have 3 to 4 tokens.*share_prompt=False",
+        r"sequences \[0, 1\] are one group but their prompts have 3 to 4 tokens.*"
+        r"share_prompt=False",
     ),
 ]
 

@@ -15,7 +15,6 @@ from trainer.batching import (
     bucket_names,
     bucket_speeds,
     lowered_budget,
-    mean_lengths,
     measured_budget,
     plan,
     recommended_budget,
@@ -25,7 +24,7 @@ from trainer.batching import (
 def test_recommended_budget_is_the_published_example() -> None:
     assert recommended_budget(210, 380, 24) == 16384
     assert recommended_budget(512, 512, 16) == 16384  # exactly a power of two stays
-    assert recommended_budget(*mean_lengths([300, 500], [100, 200]), concurrent=4) == 2048
+    assert recommended_budget(150, 250, concurrent=4) == 2048
 
 
 def test_measured_budget_follows_free_memory() -> None:

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from trainer.batching import Calibrator, CostModel, ModelShape, calibrate, plan
+from trainer.base.model_shape import ModelShape
+from trainer.batching import Calibrator, CostModel, calibrate, plan
 
 SMALL = ModelShape(hidden=8, layers=2, heads=4, kv_heads=2, ffn=16, vocab=32)
 

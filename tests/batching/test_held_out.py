@@ -1,4 +1,4 @@
-"""Cargo that the planner's constants were never tuned on: caps hold, plans stay near the bound,
+"""Lengths that the planner's constants were never tuned on: caps hold, plans stay near the bound,
 work stays counted.
 """
 
@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.harness import SHARED
-from trainer.batching import CostModel, Plan, fast, plan
-from trainer.batching.refine import Refiner
-from trainer.batching.search import LEAST_WORK, MOST_WORK, ROUNDS, WORK_PER_UNIT
+from trainer.batching import CostModel, Plan, plan
+from trainer.batching.loops import accelerate, exchange, refine
+from trainer.batching.loops.bins import Bins
+from trainer.batching.loops.refine import ROUNDS
+from trainer.batching.loops.swaps import Rules, find_swap
+from trainer.batching.search import LEAST_WORK, MOST_WORK, WORK_PER_PIECE
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Rng = np.random.Generator
@@ -87,26 +90,31 @@ def test_other_slices_of_the_traces_stay_near_the_bound(trace: str) -> None:
 def test_work_is_bounded_by_counts(
     shape: str, count: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time can't be asserted on a busy machine; what it is spent on can: units looked at, and
+    """Time can't be asserted on a busy machine; what it is spent on can: pieces looked at, and
     searches made.
     """
-    looked = searches = 0
-    search = Refiner._search
+    looked = 0
+    searches = 0
 
-    def counted(self: Refiner, *args: Any) -> Any:
+    def counted(bins: Bins, rules: Rules, *args: Any) -> Any:
         nonlocal looked, searches
-        before = self.work
-        found = search(self, *args)
-        looked, searches = looked + before - self.work, searches + 1
+        before = rules.work[0]
+        found = find_swap(bins, rules, *args)
+        looked += before - rules.work[0]
+        searches += 1
         return found
 
-    monkeypatch.setattr(Refiner, "_search", counted)
-    monkeypatch.setattr(fast, "load", lambda _: None)  # compiled loops do the same, uncounted
+    monkeypatch.setattr(refine, "find_swap", counted)
+    monkeypatch.setattr(exchange, "find_swap", counted)
+    monkeypatch.setattr(
+        accelerate, "compiled_loops", lambda: None
+    )  # compiled ones can't be counted
     lengths = SHAPES[shape](np.random.default_rng(7), count)
-    budget = min(max(LEAST_WORK, WORK_PER_UNIT * count), MOST_WORK)
+    budget = min(max(LEAST_WORK, WORK_PER_PIECE * count), MOST_WORK)
     for stretch in (1.0, 1.02, 3.0):
         for sync in ("micro", "step"):
-            looked = searches = 0
+            looked = 0
+            searches = 0
             plan(lengths, int(lengths.max() * stretch), ranks, sync, cost=COST)  # type: ignore[arg-type]
             # the last search of a round is begun with work left and may ask every partner of one
             # bin

@@ -1,4 +1,4 @@
-"""What must hold for every plan, whatever the cargo."""
+"""What must hold for every plan, whatever the lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUICK = settings(max_examples=40, deadline=None)
 
 
 @st.composite
-def voyages(draw: st.DrawFn) -> dict:
+def steps(draw: st.DrawFn) -> dict:
     """Arguments of plan() that have a plan."""
     n = draw(st.integers(0, 40))
     group_of = draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
@@ -78,7 +78,7 @@ def run(case: dict) -> Plan:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_each_sequence_exactly_once(case: dict) -> None:
     made = run(case)
     flat = [i for rank in made.micro_batches for mb in rank for i in mb.tolist()]
@@ -86,7 +86,7 @@ def test_each_sequence_exactly_once(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_no_micro_batch_is_over_its_cap(case: dict) -> None:
     made = run(case)
     for rank, budget, tokens in zip(made.micro_batches, made.budgets, made.tokens, strict=True):
@@ -95,7 +95,7 @@ def test_no_micro_batch_is_over_its_cap(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_equal_counts_where_ranks_wait_and_never_none(case: dict) -> None:
     counts = run(case).num_micro_batches
     assert len(counts) == case["ranks"] and min(counts) >= 1
@@ -104,7 +104,7 @@ def test_equal_counts_where_ranks_wait_and_never_none(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_buckets_never_mix(case: dict) -> None:
     if case["buckets"] is None:
         return
@@ -116,7 +116,7 @@ def test_buckets_never_mix(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_costs_and_bounds_are_true(case: dict) -> None:
     made = run(case)
     cost = case["cost"]
@@ -132,7 +132,7 @@ def test_costs_and_bounds_are_true(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_equal_inputs_give_equal_plans(case: dict) -> None:
     a, b = run(case), run(case)
     for left, right in zip(a.micro_batches, b.micro_batches, strict=True):
@@ -140,7 +140,7 @@ def test_equal_inputs_give_equal_plans(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_heavy_micro_batches_come_first(case: dict) -> None:
     made = run(case)
     if case["sync"] == "micro":
@@ -151,7 +151,7 @@ def test_heavy_micro_batches_come_first(case: dict) -> None:
 
 
 @QUICK
-@given(voyages())
+@given(steps())
 def test_groups_stay_together_where_they_fit(case: dict) -> None:
     made = run({**case, "keep_groups": True, "buckets": None})
     small = int(made.budgets.min())

@@ -1,4 +1,4 @@
-"""How near to perfect plans are on cargo whose best layout is known, and with unlike ranks."""
+"""How near to perfect plans are on lengths whose best plan is known, and with unlike ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from trainer.batching import CostModel, balance_ranks, plan, static_plan
+from trainer.batching import CostModel, plan, static_plan
 from trainer.batching.bounds import bins_bound
-from trainer.batching.packing import best_fit, deal, multifit
+from trainer.batching.loops.multifit import multifit
+from trainer.batching.packing import deal, fit_best
 
 
-def test_cargo_that_fits_exactly_is_loaded_to_the_line() -> None:
+def test_lengths_that_fit_exactly_fill_every_micro_batch() -> None:
     """Three lengths that fill each micro-batch to the last token: nothing is left empty, nothing
     waits.
     """
@@ -97,7 +98,7 @@ def test_bound_on_bins_sees_what_cannot_stand_together() -> None:
     assert bins_bound(np.array([], dtype=np.int64), 100) == 0
 
 
-def test_tight_cargo_is_packed_evenly() -> None:
+def test_tight_steps_are_packed_evenly() -> None:
     """Best-fit leaves the last micro-batches nearly empty; multifit shortens the path that follows
     from it.
     """
@@ -105,32 +106,21 @@ def test_tight_cargo_is_packed_evenly() -> None:
     budgets, rows = np.full(8, 600), 23
     caps = np.tile(budgets, rows)
 
-    def path(bins: np.ndarray | None) -> float:
-        assert bins is not None
+    def path(bins: np.ndarray) -> float:
         load = np.bincount(bins, lengths, minlength=caps.size)
         assert load.max() <= 600
         return float(load.reshape(rows, 8).max(1).sum())
 
-    plain = best_fit(lengths, caps)
+    def evenly(bins: int) -> np.ndarray:
+        sizes, least = lengths.tolist(), float(lengths.sum() / (600 * bins))
+        cost = lengths.astype(np.float64).tolist()
+        return np.array(multifit(cost, sizes, budgets.tolist(), [600] * bins, least))
+
+    plain = fit_best(lengths, caps)
     assert plain is not None
     loads = np.bincount(plain, lengths, minlength=caps.size).astype(np.float64)
-    assert path(multifit(lengths.astype(np.float64), lengths, budgets, rows)) < path(
-        deal(loads, budgets)[plain]
-    )
-    assert multifit(lengths.astype(np.float64), lengths, budgets, 15) is None
-
-
-def test_balance_keeps_counts_within_one_and_work_equal() -> None:
-    rng = np.random.default_rng(4)
-    costs = rng.lognormal(6, 1, 75)
-    for ranks in (1, 2, 3, 7):
-        parts = balance_ranks(costs, ranks)
-        sizes = [p.size for p in parts]
-        assert max(sizes) - min(sizes) <= 1
-        assert sorted(np.concatenate(parts).tolist()) == list(range(75))
-        work = [costs[p].sum() for p in parts]
-        assert max(work) / np.mean(work) < 1.02
-    assert [p.size for p in balance_ranks([], 3)] == [0, 0, 0]
+    assert path(evenly(caps.size)) < path(deal(loads, budgets)[plain])
+    assert evenly(15 * 8)[0] == -1
 
 
 def test_static_baseline_counts_its_padding() -> None:

@@ -1,4 +1,4 @@
-"""A benchmark's short form, as the suite runs it."""
+"""Runs the short form of a benchmark, as the test suite does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ TRIES = 3
 def run_quick(
     name: str, folder: Path, *more: str, env: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """``python -m benchmarks.NAME --quick`` in a process of its own: what it wrote. Its exit code
-    is held to its checks, and all but the clocked ones must hold: those are the bars of a machine
-    that has nothing else to do.
+    """The JSON that ``python -m benchmarks.NAME --quick`` writes in a process of its own.
+
+    Its exit code must agree with its checks, and all but the clocked ones must hold: those are the
+    bars of a machine that does nothing else.
     """
     out = folder / f"{name}.json"
     done = subprocess.run(
@@ -33,21 +34,22 @@ def run_quick(
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
-    short = [n for n, check in report["checks"].items() if not check["ok"]]
-    assert done.returncode == bool(short), done.stdout
+    failed = [n for n, check in report["checks"].items() if not check["ok"]]
+    assert done.returncode == bool(failed), done.stdout
     assert report["rows"]
-    assert not [n for n in short if not report["checks"][n]["clocked"]], done.stdout
+    assert not [n for n in failed if not report["checks"][n]["clocked"]], done.stdout
     return report
 
 
 def run_until(
-    name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], **how: Any
+    name: str, folder: Path, holds: Callable[[dict[str, Any]], bool], **options: Any
 ) -> dict[str, Any]:
-    """The first of at most three reports for which ``holds``: what a clock says may be another
-    program's doing once, and is ours when it comes each time.
+    """The first of at most three reports for which ``holds``.
+
+    Another program may slow down one run, but not all three.
     """
     for _ in range(TRIES):
-        report = run_quick(name, folder, **how)
+        report = run_quick(name, folder, **options)
         if holds(report):
             return report
     raise AssertionError(report)

@@ -1,6 +1,4 @@
-"""The short form of ``benchmarks.checkpoint``: every way saves, ours reads back whole; times are
-another machine's.
-"""
+"""The short form of ``benchmarks.checkpoint``: every way saves, and ours reads back whole."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.benchmarks.quick import not_absurd, run_until
 
 
 @pytest.mark.timeout(3000)
-def test_quick_answers_the_same_prompts(tmp_path: Path) -> None:
+def test_quick_generates_for_the_same_prompts(tmp_path: Path) -> None:
     report = run_until("rollout", tmp_path, not_absurd)
     rows = {row["way"]: row for row in report["rows"]}
     assert {PLAIN, "hf"} <= set(rows)

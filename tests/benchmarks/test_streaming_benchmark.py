@@ -1,4 +1,4 @@
-"""The short form of ``benchmarks.streaming``: answers are judged while others are generated."""
+"""The short form of ``benchmarks.streaming``: responses are scored while others are generated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.quick import not_absurd, run_until
 
 
 @pytest.mark.timeout(3000)
-def test_quick_judges_meanwhile(tmp_path: Path) -> None:
+def test_quick_scores_while_generating(tmp_path: Path) -> None:
     run_until("streaming", tmp_path, lambda report: waits_less(report) and not_absurd(report))
 
 

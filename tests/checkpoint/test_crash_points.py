@@ -1,6 +1,7 @@
-"""kill -9 before, and halfway through, every single operation on disk and mirror: of a save, of the
-removal of old checkpoints, of the start on a damaged or littered folder. After each there is
-exactly one allowed outcome.
+"""kill -9 before, and halfway through, every single operation on disk and mirror.
+
+Of a save, of the removal of old checkpoints, of the start on a damaged or littered folder. After
+each there is exactly one allowed outcome.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.zygote import HANGS_S, Zygote
-from trainer.checkpoint.store import commit, manifest
+from tests.checkpoint.fork_server import HANGS_S, ForkServer
+from trainer.checkpoint.store import layout, manifest
 from trainer.checkpoint.store.disk import Disk
 from trainer.checkpoint.store.mirror import Mirror, fetch_newer
 
-WHERE = "tests.checkpoint.lives:life"
+TARGET = "tests.checkpoint.crash_attempt:run_attempt"
 
 
 @dataclass
-class Life:
-    """What one life of the run left behind."""
+class AttemptResult:
+    """What an attempt printed and how it ended."""
 
     restored: int | None
     instants: list[str]
@@ -30,29 +31,28 @@ class Life:
 
 
 class Runs:
-    """Lives of runs, each in its own copy of a folder that three saves have filled (of which the
-    last two are kept).
+    """Attempts of runs, each in its own copy of a folder with checkpoints.
+
+    Three saves have filled that folder; the last two are kept.
     """
 
     def __init__(
         self,
-        zygote: Zygote,
+        fork_server: ForkServer,
         home: Path,
         size: int,
         mirror: str | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self._zygote, self._home, self._size, self._mirror, self._env = (
-            zygote,
-            home,
-            size,
-            mirror,
-            env or {},
-        )
+        self._fork_server = fork_server
+        self._home = home
+        self._size = size
+        self._mirror = mirror
+        self._env = env or {}
         self._count = 0
         self.base = home / "base"
         (self.base / "run").mkdir(parents=True)
-        self.live(self.base, saves=3)
+        self.attempt(self.base, saves=3)
 
     def copy(self) -> Path:
         self._count += 1
@@ -60,54 +60,58 @@ class Runs:
         shutil.copytree(self.base, folder)
         return folder
 
-    def live(
+    def attempt(
         self,
-        where: Path,
+        folder: Path,
         *,
         saves: int = 0,
         crash: tuple[int, int] = (0, -1),
-        resume: dict[str, Any] | None = None,
-    ) -> Life:
+        settings: dict[str, Any] | None = None,
+    ) -> AttemptResult:
+        """``crash``: rank, and number of the instant at which all are killed; -1: never."""
         self._count += 1
-        log = where / f"log{self._count}"
-        settings = {"mirror": self._mirror or f"file://{where}/mirror", **(resume or {})}
-        ranks = self._zygote.start(
-            WHERE,
+        log = folder / f"log{self._count}"
+        all_settings = {"mirror": self._mirror or f"file://{folder}/mirror", **(settings or {})}
+        ranks = self._fork_server.start(
+            TARGET,
             self._size,
-            [str(where), self._count, saves, settings],
+            [str(folder), self._count, saves, all_settings],
             log,
             env={**self._env, "PLIMSOLL_CRASH": f"{crash[0]},{crash[1]}"},
         )
         if crash[1] < 0:
             ranks.finish()
         else:
-            assert ranks.until_gone(HANGS_S), where
-        lines = log.read_text().splitlines()
-        restored = [
-            int(line.removeprefix("restored ")) for line in lines if line.startswith("restored ")
-        ]
-        return Life(
-            restored[0] if restored else None,
-            [line.removeprefix("instant ") for line in lines if line.startswith("instant ")],
+            assert ranks.wait_until_gone(HANGS_S), folder
+        restored = _values_of(log, "restored ")
+        return AttemptResult(
+            int(restored[0]) if restored else None,
+            _values_of(log, "instant "),
             killed=not Path(f"{log}.{crash[0]}.exit").exists(),
         )
 
 
+def _values_of(log: Path, word: str) -> list[str]:
+    """The rest of each line that begins with ``word``."""
+    lines = log.read_text().splitlines()
+    return [line.removeprefix(word) for line in lines if line.startswith(word)]
+
+
 @dataclass
 class Scenario:
-    """``saves`` under ``resume`` in a prepared folder, ended at each instant. ``leaves``: names
-    beside the checkpoints that may be there in the end.
-    """
+    """An attempt in a prepared folder, to be killed at each instant."""
 
     name: str
     saves: int = 0
-    resume: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     leaves: frozenset[str] = frozenset()
+    """Names besides the checkpoints that may be there in the end."""
     skips: tuple[str, ...] = ()
-    """Operations that another scenario has too."""
+    """Operations that another scenario has, too."""
 
-    def prepare(self, where: Path) -> None:
-        root, mirror = where / "run" / commit.FOLDER, where / "mirror"
+    def prepare(self, folder: Path) -> None:
+        root = folder / "run" / layout.FOLDER
+        mirror = folder / "mirror"
         if self.name in ("damaged", "replaced"):
             weights = next((root / "step_3").glob("*/*.pt"))
             weights.write_bytes(weights.read_bytes()[:-1])
@@ -121,12 +125,10 @@ class Scenario:
         elif self.name == "fetched":
             shutil.rmtree(root)
         elif self.name == "back":
-            self.resume = {"resume_mode": "path", "resume_from_path": str(root / "step_2")}
+            self.settings = {"resume_mode": "path", "resume_from_path": str(root / "step_2")}
 
     def expected(self, done: list[str]) -> int:
-        """The step that the next life must restore when these operations were done before the
-        end.
-        """
+        """The step that the next attempt must restore when ``done`` was done before the end."""
         if self.name in ("damaged", "back"):
             return 2
         return 3 + ("rename step_4.tmp to step_4" in done)
@@ -147,82 +149,91 @@ SCENARIOS = [
 
 
 @pytest.fixture(scope="module")
-def alone(zygote: Zygote, memory: Path) -> Runs:
-    return Runs(zygote, memory / "alone", 1)
+def one_rank(fork_server: ForkServer, memory: Path) -> Runs:
+    return Runs(fork_server, memory / "one_rank", 1)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
-def test_one_rank_ended_at_every_instant(alone: Runs, scenario: Scenario) -> None:
-    instants = _instants(alone, scenario, 0)
+def test_one_rank_killed_at_every_instant(one_rank: Runs, scenario: Scenario) -> None:
+    instants = _instants(one_rank, scenario, 0)
     assert len(instants) > 5
-    for at in range(len(instants)):
-        if not instants[at].startswith(scenario.skips):
-            _end_at(alone, scenario, 0, at, instants)
+    for number, instant in enumerate(instants):
+        if not instant.startswith(scenario.skips):
+            _kill_at(one_rank, scenario, 0, number, instants)
 
 
 @pytest.fixture(scope="module")
-def pair(zygote: Zygote, memory: Path) -> Runs:
-    return Runs(zygote, memory / "pair", 2)
+def two_ranks(fork_server: ForkServer, memory: Path) -> Runs:
+    return Runs(fork_server, memory / "two_ranks", 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_two_ranks_ended_while_they_write_and_publish(pair: Runs, rank: int) -> None:
-    """All of rank 1's instants; of rank 0's those from its last file to ``latest``, at which the
-    other matters.
+def test_two_ranks_killed_while_they_write_and_publish(two_ranks: Runs, rank: int) -> None:
+    """All instants of rank 1; those of rank 0 from its last file to ``latest``, when rank 1
+    matters.
     """
     scenario = Scenario("save", saves=1)
-    instants = _instants(pair, scenario, rank)
-    first = instants.index("write step_4.tmp/manifest.json") - 1 if rank == 0 else 0
-    last = instants.index("rename latest.tmp to latest") + 2 if rank == 0 else len(instants)
-    for at in range(first, last):
-        _end_at(pair, scenario, rank, at, instants)
+    instants = _instants(two_ranks, scenario, rank)
+    first = 0
+    last = len(instants)
+    if rank == 0:
+        first = instants.index("write step_4.tmp/manifest.json") - 1
+        last = instants.index("rename latest.tmp to latest") + 2
+    for number in range(first, last):
+        _kill_at(two_ranks, scenario, rank, number, instants)
 
 
-def test_who_only_looks_at_an_older_one_leaves_the_newer_ones(alone: Runs) -> None:
-    where = alone.copy()
-    root = where / "run" / commit.FOLDER
-    looks = {"resume_mode": "path", "resume_from_path": str(root / "step_2"), "going_on": False}
-    assert alone.live(where, resume=looks).restored == 2
-    assert {p.name for p in root.iterdir()} == {"step_2", "step_3", commit.LATEST}
-    assert alone.live(where, saves=1).restored == 3
+def test_validation_of_an_older_checkpoint_leaves_the_newer_ones(one_rank: Runs) -> None:
+    folder = one_rank.copy()
+    root = folder / "run" / layout.FOLDER
+    settings = {"resume_mode": "path", "resume_from_path": str(root / "step_2"), "val_only": True}
+    assert one_rank.attempt(folder, settings=settings).restored == 2
+    assert {p.name for p in root.iterdir()} == {"step_2", "step_3", layout.LATEST}
+    assert one_rank.attempt(folder, saves=1).restored == 3
 
 
 def _instants(runs: Runs, scenario: Scenario, rank: int) -> list[str]:
-    """Of an undisturbed life."""
-    where = runs.copy()
-    scenario.prepare(where)
-    return runs.live(where, saves=scenario.saves, resume=scenario.resume, crash=(rank, -1)).instants
+    """The instants of an attempt that isn't killed."""
+    folder = runs.copy()
+    scenario.prepare(folder)
+    result = runs.attempt(
+        folder, saves=scenario.saves, settings=scenario.settings, crash=(rank, -1)
+    )
+    return result.instants
 
 
-def _end_at(runs: Runs, scenario: Scenario, rank: int, at: int, instants: list[str]) -> None:
-    where, told = runs.copy(), f"{scenario.name}: rank {rank} ended at {at}: {instants[at]}"
-    root = where / "run" / commit.FOLDER
-    scenario.prepare(where)
-    ended = runs.live(where, saves=scenario.saves, resume=scenario.resume, crash=(rank, at))
-    assert ended.killed and ended.instants == instants[: at + 1], told
-    done = instants[:at]
-    if (named := root / commit.LATEST).exists():
-        assert manifest.read(root / named.read_text().strip()), told
+def _kill_at(runs: Runs, scenario: Scenario, rank: int, number: int, instants: list[str]) -> None:
+    folder = runs.copy()
+    case = f"{scenario.name}: rank {rank} killed at {number}: {instants[number]}"
+    root = folder / "run" / layout.FOLDER
+    scenario.prepare(folder)
+    killed = runs.attempt(
+        folder, saves=scenario.saves, settings=scenario.settings, crash=(rank, number)
+    )
+    assert killed.killed and killed.instants == instants[: number + 1], case
+    done = instants[:number]
+    latest = layout.read_latest(root)
+    if latest is not None:
+        assert manifest.read(root / latest), case
     if scenario.name == "save":
-        _elsewhere(where, 3 + ("upload half of step_4/manifest.json" in done), told)
+        uploaded = "upload half of step_4/manifest.json" in done
+        _check_mirror(folder, 3 + uploaded, case)
     expected = scenario.expected(done)
-    after = runs.live(where, saves=1, resume=scenario.resume)
-    assert after.restored == expected, f"{told}: restored {after.restored}"
+    after = runs.attempt(folder, saves=1, settings=scenario.settings)
+    assert after.restored == expected, f"{case}: restored {after.restored}"
     names = {p.name for p in root.iterdir()}
     kept = {f"step_{expected}", f"step_{expected + 1}"}
-    assert kept | {commit.LATEST} <= names, f"{told}: {names}"
-    assert {n for n in names - kept if n != commit.LATEST} <= scenario.leaves, f"{told}: {names}"
-    assert (root / commit.LATEST).read_text() == f"step_{expected + 1}\n", told
+    assert kept | {layout.LATEST} <= names, f"{case}: {names}"
+    assert names - kept - {layout.LATEST} <= scenario.leaves, f"{case}: {names}"
+    assert (root / layout.LATEST).read_text() == f"step_{expected + 1}\n", case
     for name in kept:
-        assert manifest.problems(root / name, manifest.read(root / name)) == [], told
-    shutil.rmtree(where)
+        assert manifest.problems(root / name, manifest.read(root / name)) == [], case
+    shutil.rmtree(folder)
 
 
-def _elsewhere(where: Path, step: int, told: str) -> None:
-    """A machine with an empty run folder gets ``step`` from the mirror: a half upload is never
-    taken.
-    """
-    root = where / "elsewhere"
+def _check_mirror(folder: Path, step: int, case: str) -> None:
+    """A machine with an empty run folder fetches ``step``: a half upload is never taken."""
+    root = folder / "elsewhere"
     root.mkdir()
-    got = fetch_newer(Mirror(f"file://{where}/mirror"), root, Disk(), "1-ab")
-    assert got == root / f"step_{step}", f"{told}: the mirror gave {got}"
+    fetched = fetch_newer(Mirror(f"file://{folder}/mirror"), root, Disk(), "1-ab")
+    assert fetched == root / f"step_{step}", f"{case}: the mirror gave {fetched}"

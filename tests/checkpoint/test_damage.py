@@ -1,6 +1,4 @@
-"""Damage of any file is found; the run goes back to the checkpoint before. What is no checkpoint is
-told apart.
-"""
+"""Damage of any file is found, and the run goes back to the checkpoint before."""
 
 from __future__ import annotations
 
@@ -9,95 +7,96 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xxhash import xxh3_128_hexdigest
 
+from tests.checkpoint.fork_server import ROOT
 from tests.checkpoint.test_power_cut import save
-from tests.checkpoint.zygote import ROOT
+from tests.ranks.worlds import single_rank
 from trainer.base.errors import UserError
-from trainer.checkpoint import resume as finding
+from trainer.checkpoint import resume
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store import cleanup, layout, manifest
 from trainer.checkpoint.store.disk import Disk
 from trainer.checkpoint.store.lease import Lease
 from trainer.checkpoint.store.mirror import Mirror
-from trainer.ranks.small_exchanges import Ranks
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    root = tmp_path / commit.FOLDER
+    root = tmp_path / layout.FOLDER
     root.mkdir()
     for step in (1, 2):
         save(Disk(), root, step)
     return tmp_path
 
 
-def found(run: Path, **settings: object) -> int | None:
-    answer = finding.find(Disk(), run, CheckpointSettings(**settings), Ranks(0, 1))  # type: ignore[arg-type]
-    return None if answer is None else answer[1].step
+def resumed_step(run: Path, **settings: Any) -> int | None:
+    found = resume.find_checkpoint(Disk(), run, CheckpointSettings(**settings), single_rank())
+    return None if found is None else found[1].step
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "latest", "global_step/weights.pt"])
-def test_every_bit_and_every_length_counts(run: Path, name: str) -> None:
-    path = run / commit.FOLDER / "step_2" / name
+def test_a_changed_bit_or_length_is_damage(run: Path, name: str) -> None:
+    path = run / layout.FOLDER / "step_2" / name
     whole = path.read_bytes()
     for bit in range(0, len(whole) * 8, 1 + len(whole) // 7):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        newest = commit.newest_whole(run / commit.FOLDER)
+        newest = layout.newest_whole(run / layout.FOLDER)
         assert newest is not None and newest[1].step == 1, f"bit {bit} of {name} went unnoticed"
     for length in {*range(0, len(whole), 1 + len(whole) // 40), len(whole) - 1}:
         path.write_bytes(whole[:length])
-        newest = commit.newest_whole(run / commit.FOLDER)
+        newest = layout.newest_whole(run / layout.FOLDER)
         assert newest is not None and newest[1].step == 1
     path.write_bytes(whole)
-    newest = commit.newest_whole(run / commit.FOLDER)
+    newest = layout.newest_whole(run / layout.FOLDER)
     assert newest is not None and newest[1].step == 2
 
 
 def test_a_damaged_newest_is_kept_as_corrupt_and_the_one_before_taken(run: Path) -> None:
-    (run / commit.FOLDER / "step_2/global_step/weights.pt").unlink()
-    assert found(run) == 1
-    assert (run / commit.FOLDER / "step_2.corrupt").is_dir()
+    (run / layout.FOLDER / "step_2/global_step/weights.pt").unlink()
+    assert resumed_step(run) == 1
+    assert (run / layout.FOLDER / "step_2.corrupt").is_dir()
 
 
-def test_a_run_without_any_whole_checkpoint_left_is_no_new_run(run: Path) -> None:
+def test_a_run_with_only_damaged_checkpoints_is_no_new_run(run: Path) -> None:
     for step in (1, 2):
-        (run / commit.FOLDER / f"step_{step}/latest").write_text("x")
+        (run / layout.FOLDER / f"step_{step}/latest").write_text("x")
     with pytest.raises(UserError, match="holds no whole checkpoint any more"):
-        found(run)
+        resumed_step(run)
 
 
 def test_a_run_that_never_reached_its_first_checkpoint_begins_at_zero(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("{}")
-    (tmp_path / commit.FOLDER / "step_1.tmp-1-aa").mkdir(parents=True)
-    commit.clean(Disk(), tmp_path / commit.FOLDER)
-    assert found(tmp_path) is None
+    (tmp_path / layout.FOLDER / "step_1.tmp-1-aa").mkdir(parents=True)
+    cleanup.remove_leftovers(Disk(), tmp_path / layout.FOLDER)
+    assert resumed_step(tmp_path) is None
 
 
 def test_a_newer_format_is_refused_with_the_way_out(run: Path) -> None:
-    path = run / commit.FOLDER / "step_2" / manifest.NAME
+    path = run / layout.FOLDER / "step_2" / manifest.NAME
     body = json.loads(path.read_bytes())
     del body["digest"]
     body["format"] = 99
     body["digest"] = xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode())
     path.write_text(json.dumps(body))
     with pytest.raises(UserError, match=r"format 99.*trainer\.export"):
-        found(run)
+        resumed_step(run)
 
 
 def test_disable_refuses_a_run_that_has_checkpoints(run: Path) -> None:
     with pytest.raises(UserError, match="resume_mode=disable"):
-        found(run, resume_mode="disable")
+        resumed_step(run, resume_mode="disable")
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no whole checkpoint"):
-        found(tmp_path, resume_mode="path", resume_from_path=str(tmp_path))
+        resumed_step(tmp_path, resume_mode="path", resume_from_path=str(tmp_path))
 
 
 def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
@@ -120,12 +119,11 @@ def test_two_jobs_on_one_run_and_a_dead_one(tmp_path: Path) -> None:
     path.write_text(json.dumps(elsewhere))
     with pytest.raises(UserError, match=r"another job is running.*on another-machine"):
         Lease(tmp_path, 2, linger_s=0.2)
-    threading.Timer(
-        0.3, other.kill
-    ).start()  # a machine that is gone, whose lock the server drops some time later
+    # A machine that is gone, whose lock the server drops some time later.
+    threading.Timer(0.3, other.kill).start()
     lease = Lease(tmp_path, 2, linger_s=100.0)
     other.wait(100)
-    assert lease.still_mine()
+    assert lease.is_held()
     lease.release()
 
 
@@ -134,13 +132,13 @@ def test_mirror_is_a_checkpoint_only_with_its_manifest(
     run: Path, tmp_path: Path, slash: str
 ) -> None:
     mirror = Mirror(f"memory://{tmp_path.name}/mirror{slash}")
-    folder = run / commit.FOLDER / "step_2"
+    folder = run / layout.FOLDER / "step_2"
     mirror.upload(folder, manifest.read(folder))
     assert mirror.steps() == [2]
-    root = tmp_path / "elsewhere" / commit.FOLDER
+    root = tmp_path / "elsewhere" / layout.FOLDER
     root.mkdir(parents=True)
     mirror.download(2, root, Disk(), "1-ab")
-    newest = commit.newest_whole(root)
+    newest = layout.newest_whole(root)
     assert newest is not None and newest[1].step == 2
     mirror._fs.rm(f"{mirror._root}/step_2/{manifest.NAME}")
     assert mirror.steps() == []

@@ -1,6 +1,4 @@
-"""Files are written past the page cache where that is possible, and are the same where it is
-not.
-"""
+"""Files are written by direct I/O where that is possible, and are equal where it is not."""
 
 from __future__ import annotations
 
@@ -13,19 +11,20 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from trainer.checkpoint.store import disk
-from trainer.checkpoint.store.disk import BLOCK, Disk
+from trainer.checkpoint.store import file_writing
+from trainer.checkpoint.store.disk import Disk
+from trainer.checkpoint.store.file_writing import DIRECT_ALIGNMENT
 
-CHUNK = 4 * BLOCK
+CHUNK = 4 * DIRECT_ALIGNMENT
 
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[memoryview]:
-    monkeypatch.setattr(disk, "CHUNK", CHUNK)
-    monkeypatch.setattr(disk, "DIRECT", CHUNK)
-    monkeypatch.setattr(disk, "PIECE", BLOCK + 77)
-    monkeypatch.setattr(disk, "CHECKED", 2 * CHUNK)
-    monkeypatch.setattr(disk, "FLUSH_EVERY", CHUNK)
+    monkeypatch.setattr(file_writing, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(file_writing, "DIRECT_FROM_BYTES", CHUNK)
+    monkeypatch.setattr(file_writing, "COPY_BYTES", DIRECT_ALIGNMENT + 77)
+    monkeypatch.setattr(file_writing, "CHECKSUM_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(file_writing, "FLUSH_BYTES", CHUNK)
     with mmap.mmap(-1, 8 * CHUNK) as area:
         area[:] = os.urandom(len(area))
         view = memoryview(area)
@@ -33,28 +32,28 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[memoryview]:
         view.release()
 
 
-@pytest.mark.parametrize("start", [0, BLOCK, 1])
+@pytest.mark.parametrize("start", [0, DIRECT_ALIGNMENT, 1])
 @pytest.mark.parametrize(
-    "length", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 3 * CHUNK + BLOCK, 4 * CHUNK + 77]
+    "length", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 3 * CHUNK + DIRECT_ALIGNMENT, 4 * CHUNK + 77]
 )
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("without_direct_io", [False, True])
 def test_any_length_at_any_address(
     memory: memoryview,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     start: int,
     length: int,
-    refused: bool,
+    without_direct_io: bool,
 ) -> None:
     system_open = os.open
 
-    def without_direct(path: Path, flags: int, mode: int = 0o777) -> int:
+    def open_buffered_only(path: Path, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return system_open(path, flags, mode)
 
-    if refused:
-        monkeypatch.setattr(os, "open", without_direct)
+    if without_direct_io:
+        monkeypatch.setattr(os, "open", open_buffered_only)
     data = memory[start : start + length]
     digests = Disk().write(tmp_path / "file", data)
     assert (tmp_path / "file").read_bytes() == data
@@ -65,6 +64,6 @@ def test_any_length_at_any_address(
     data.release()
 
 
-def test_an_error_of_the_disk_is_no_reason_to_try_another_way(memory: memoryview) -> None:
+def test_a_full_disk_is_an_error_with_direct_io(memory: memoryview) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         Disk().write(Path("/dev/full"), memory)

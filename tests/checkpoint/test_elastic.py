@@ -1,6 +1,4 @@
-"""A run may go on with another number of ranks, or another ZeRO stage, and loses no bit of its
-state.
-"""
+"""A run resumes with another number of ranks or another ZeRO stage without losing state."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.zygote import Zygote
+from tests.checkpoint.fork_server import ForkServer
 
 START = [(stage, bf16) for stage in (0, 1, 2, 3) for bf16 in (False, True) if stage or not bf16]
 
@@ -29,7 +27,9 @@ def _legs(attempt: int, expect: int, then: dict[int, int]) -> list[dict[str, Any
 
 
 @pytest.mark.slow
-def test_two_ranks_one_rank_two_ranks_across_stages(zygote: Zygote, tmp_path: Path) -> None:
+def test_two_ranks_one_rank_two_ranks_across_stages(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     worlds = [
         (2, {0: 0, 1: 1, 2: 2, 3: 3}),
         (1, {0: 1, 1: 2, 2: 3, 3: 1}),
@@ -37,8 +37,8 @@ def test_two_ranks_one_rank_two_ranks_across_stages(zygote: Zygote, tmp_path: Pa
     ]
     for attempt, (size, stages) in enumerate(worlds):
         legs = _legs(attempt, attempt * 2, stages)
-        zygote.start(
-            "tests.checkpoint.programs:elastic",
+        fork_server.start(
+            "tests.checkpoint.rank_programs:elastic",
             size,
             [str(tmp_path), str(tmp_path / f"store{attempt}"), legs],
             tmp_path / f"log{attempt}",

@@ -1,6 +1,4 @@
-"""A full, broken, slow or dead disk, or a dead writer, costs checkpoints and an error in log and
-metric, no more.
-"""
+"""A full, broken, slow or dead disk, or a dead writer, costs checkpoints, never the training."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.gate import GATE
+from tests.checkpoint.fork_server import ForkServer
+from tests.checkpoint.gate_disk import GATE
 from tests.checkpoint.test_power_cut import save
-from tests.checkpoint.zygote import Zygote
-from trainer.checkpoint.store import commit
+from trainer.checkpoint.store import layout
 from trainer.checkpoint.store.disk import Disk
 
 ERRORS = [
@@ -35,12 +33,12 @@ def home(memory: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
-    """What two ranks logged."""
+def run_on_two_ranks(fork_server: ForkServer, home: Path, program: str, *args: Any) -> str:
+    """Run ``program`` on two ranks. Returns their log."""
     run = home / "run"
     run.mkdir()
-    ranks = zygote.start(
-        f"tests.checkpoint.programs:{program}",
+    ranks = fork_server.start(
+        f"tests.checkpoint.rank_programs:{program}",
         2,
         [str(run), str(home / "store"), *args],
         home / "log",
@@ -51,17 +49,16 @@ def ranks_run(zygote: Zygote, home: Path, program: str, *args: Any) -> str:
 
 
 @pytest.mark.parametrize("faults", [ERRORS, ["die", "hang"]], ids=["errors", "writer"])
-def test_training_goes_on(zygote: Zygote, home: Path, faults: list[str]) -> None:
-    output = ranks_run(zygote, home, "faults", faults)
-    for words in (
-        ("No space left", "Stale file handle")
-        if faults == ERRORS
-        else ("exit code -9", "longer than 2 s")
-    ):
-        assert words in output, output
+def test_training_goes_on(fork_server: ForkServer, home: Path, faults: list[str]) -> None:
+    output = run_on_two_ranks(fork_server, home, "faults", faults)
+    messages = ("exit code -9", "longer than 2 s")
+    if faults == ERRORS:
+        messages = ("No space left", "Stale file handle")
+    for message in messages:
+        assert message in output, output
 
 
-class Repeated(Disk):
+class RepeatingDisk(Disk):
     """NFS: the answer to a rename was lost, its repetition finds nothing to rename."""
 
     def rename(self, old: Path, new: Path) -> None:
@@ -70,17 +67,19 @@ class Repeated(Disk):
 
 
 def test_a_rename_whose_answer_was_lost_is_done(tmp_path: Path) -> None:
-    save(Repeated(), tmp_path, 1, latest=False)
-    assert commit.steps_on_disk(tmp_path) == [1]
+    save(RepeatingDisk(), tmp_path, 1, latest=False)
+    assert layout.steps_on_disk(tmp_path) == [1]
 
 
-def test_a_slow_disk_puts_saves_off_and_stops_nothing(zygote: Zygote, home: Path) -> None:
-    ranks_run(zygote, home, "slow")
+def test_a_slow_disk_postpones_saves_and_stops_nothing(fork_server: ForkServer, home: Path) -> None:
+    run_on_two_ranks(fork_server, home, "slow")
 
 
-def test_damage_in_any_file_sends_all_ranks_to_the_one_before(zygote: Zygote, home: Path) -> None:
-    ranks_run(zygote, home, "damaged")
+def test_damage_in_any_file_sends_all_ranks_to_the_one_before(
+    fork_server: ForkServer, home: Path
+) -> None:
+    run_on_two_ranks(fork_server, home, "damaged")
 
 
-def test_names_that_come_late_are_no_damage(zygote: Zygote, home: Path) -> None:
-    ranks_run(zygote, home, "late", str(home / "view"))
+def test_names_that_appear_late_are_no_damage(fork_server: ForkServer, home: Path) -> None:
+    run_on_two_ranks(fork_server, home, "late", str(home / "view"))

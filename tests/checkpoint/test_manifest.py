@@ -1,6 +1,4 @@
-"""Checksums per chunk: damage is told by where it lies, ranks share the reading, and format 1 is
-still read.
-"""
+"""Checksums per chunk: damage is located, ranks share the reading, and format 1 is still read."""
 
 from __future__ import annotations
 
@@ -10,17 +8,18 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from trainer.checkpoint.store import disk, manifest
+from trainer.checkpoint.store import file_writing, manifest
 from trainer.checkpoint.store.disk import Disk
 from trainer.checkpoint.store.manifest import Manifest
 
-BIG, SMALL = b"0123456789" * 10, b"abc"
+BIG = b"0123456789" * 10
+SMALL = b"abc"
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    monkeypatch.setattr(disk, "CHECKED", 32)
-    monkeypatch.setattr(disk, "CHUNK", 8)
+    monkeypatch.setattr(file_writing, "CHECKSUM_BYTES", 32)
+    monkeypatch.setattr(file_writing, "CHUNK_BYTES", 8)
     files = {}
     for name, data in (("big", BIG), ("empty", b""), ("small", SMALL)):
         files[name] = [len(data), Disk().write(tmp_path / name, memoryview(data))]
@@ -36,7 +35,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     )
 
 
-def test_damage_is_told_by_the_chunk(made: Manifest, tmp_path: Path) -> None:
+def test_damage_is_located_by_the_chunk(made: Manifest, tmp_path: Path) -> None:
     assert [len(digests) for _, digests in made.files.values()] == [4, 0, 1]
     assert manifest.problems(tmp_path, made) == []
     (tmp_path / "big").write_bytes(BIG[:99] + b"!")

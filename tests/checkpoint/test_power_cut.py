@@ -1,6 +1,7 @@
-"""A recorded run of the protocol, cut off after every operation, in every state that the disk may
-then be in: what was acknowledged is there and whole. And each single fsync is needed: without any
-one of them some state loses something.
+"""A recorded run of the commit protocol with a power cut after every operation.
+
+In every state that the disk may then be in, what was acknowledged is there and whole. And each
+single fsync is needed: without any one of them some state loses something.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from tests.checkpoint.power import Machine
-from tests.checkpoint.shims import TraceDisk
-from trainer.checkpoint import resume as finding
-from trainer.checkpoint.store import commit, manifest
+from tests.checkpoint.disks import TraceDisk
+from tests.checkpoint.power_cut import FileSystemModel, Tree
+from trainer.checkpoint import resume
+from trainer.checkpoint.store import cleanup, commit, layout, manifest
 from trainer.checkpoint.store.commit import FileSpec
 from trainer.checkpoint.store.disk import Disk
-from trainer.checkpoint.store.manifest import Damaged, Manifest
+from trainer.checkpoint.store.manifest import DamagedError, Manifest
 
 FILES = [FileSpec("latest", 0, 5), FileSpec("global_step/weights.pt", 5, 40)]
 
@@ -27,7 +28,7 @@ def save(disk: Disk, root: Path, step: int, *, latest: bool = True) -> None:
     """One rank's save in one process: the protocol's four steps."""
     fence = f"1-{step}"
     data = memoryview(bytes([step]) * 45)
-    records = commit.write_files(disk, commit.temp_dir(root, step, fence), FILES, data)
+    records = commit.write_files(disk, layout.temp_dir(root, step, fence), FILES, data)
     made = Manifest(
         step=step,
         attempt=1,
@@ -60,40 +61,45 @@ def record(tmp_path: Path, without: int | None = None) -> TraceDisk:
 
 
 def violations(disk: TraceDisk, tmp_path: Path, limit: int) -> list[str]:
-    """What is lost in any state after any operation of the trace."""
-    machine, chance, found = Machine(tmp_path / "recorded"), random.Random(0), []
-    committed = latest = 0
+    """What is lost in any state that a power cut after any operation may leave."""
+    model = FileSystemModel(tmp_path / "recorded")
+    chance = random.Random(0)
+    found = []
+    committed = 0
+    latest = 0
     seen: set[int] = set()
-    for op in disk.trace:
-        if op.kind == "mark":
-            word, step = str(op.path).split()
-            committed, latest = (
-                (int(step), latest) if word == "committed" else (committed, int(step))
-            )
+    for operation in disk.trace:
+        if operation.kind == "mark":
+            word, step = str(operation.path).split()
+            if word == "committed":
+                committed = int(step)
+            else:
+                latest = int(step)
         else:
-            machine.run(op)
-        for tree in machine.outcomes(chance, limit):
+            model.run(operation)
+        for tree in model.outcomes(chance, limit):
             key = hash((committed, latest, tuple(sorted(tree.items(), key=lambda kv: kv[0]))))
             if key not in seen:
                 seen.add(key)
-                found += [
-                    f"after {op.kind} {op.path.name}: {problem}"
-                    for problem in judge(tree, committed, latest)
-                ]
+                for problem in judge(tree, committed, latest):
+                    found.append(f"after {operation.kind} {operation.path.name}: {problem}")
         if len(found) > 20:
             break
     return found
 
 
-def judge(tree: dict[str, bytes | None], committed: int, latest: int) -> list[str]:
-    """The promises: what was acknowledged is there, whatever is named step_N is whole, ``latest``
-    names such a one.
+def judge(tree: Tree, committed: int, latest: int) -> list[str]:
+    """The promises that ``tree`` breaks.
+
+    What was acknowledged is there, whatever is named step_N is whole, ``latest`` names such a
+    folder.
     """
-    whole, found = set(), []
+    whole: set[int] = set()
+    found = []
     for name in tree:
         if name.startswith("step_") and name.removeprefix("step_").isdigit():
             step = int(name.removeprefix("step_"))
-            if _whole(tree, name):
+            if _is_whole(tree, name):
                 whole.add(step)
             elif step < 3 or committed >= step:
                 found.append(f"{name} is damaged")
@@ -103,31 +109,28 @@ def judge(tree: dict[str, bytes | None], committed: int, latest: int) -> list[st
         found.append(f"step {committed} was acknowledged and is lost; left: {sorted(whole)}")
     text = tree.get("latest")
     if text is not None or latest:
-        named = (text or b"").decode(errors="replace").strip()
-        if (
-            not named.removeprefix("step_").isdigit()
-            or int(named.removeprefix("step_")) not in whole
-        ):
-            found.append(f"latest names {named!r}")
-        elif int(named.removeprefix("step_")) < latest:
-            found.append(f"latest went back to {named}")
+        name = (text or b"").decode(errors="replace").strip()
+        number = name.removeprefix("step_")
+        if not number.isdigit() or int(number) not in whole:
+            found.append(f"latest names {name!r}")
+        elif int(number) < latest:
+            found.append(f"latest went back to {name}")
     return found
 
 
-def _whole(tree: dict[str, bytes | None], name: str) -> bool:
+def _is_whole(tree: Tree, name: str) -> bool:
     body = tree.get(f"{name}/{manifest.NAME}")
     if body is None:
         return False
     try:
         made = manifest.parse(body, name)
-    except Damaged:
+    except DamagedError:
         return False
-    return all(
-        (data := tree.get(f"{name}/{path}")) is not None
-        and len(data) == size
-        and [xxh3_128_hexdigest(data)] == digests
-        for path, (size, digests) in made.files.items()
-    )
+    for path, (size, digests) in made.files.items():
+        data = tree.get(f"{name}/{path}")
+        if data is None or len(data) != size or [xxh3_128_hexdigest(data)] != digests:
+            return False
+    return True
 
 
 def test_every_state_after_a_power_cut_recovers(tmp_path: Path) -> None:
@@ -146,11 +149,11 @@ def test_no_fsync_can_be_left_out(tmp_path: Path, without: int) -> None:
 def test_the_model_matches_the_real_disk(tmp_path: Path) -> None:
     """Without a power cut the replayed trace is what lies on the disk."""
     disk = record(tmp_path)
-    machine = Machine(tmp_path / "recorded")
-    for op in disk.trace:
-        if op.kind != "mark":
-            machine.run(op)
-    tree = list(machine.outcomes(random.Random(0), 4000))[-1]
+    model = FileSystemModel(tmp_path / "recorded")
+    for operation in disk.trace:
+        if operation.kind != "mark":
+            model.run(operation)
+    tree = list(model.outcomes(random.Random(0), 4000))[-1]
     real = {
         str(p.relative_to(tmp_path / "recorded")): None if p.is_dir() else p.read_bytes()
         for p in (tmp_path / "recorded").rglob("*")
@@ -158,36 +161,38 @@ def test_the_model_matches_the_real_disk(tmp_path: Path) -> None:
     assert tree == real
 
 
-def gone_back(tmp_path: Path, without: int | None = None) -> list[str]:
-    """What is wrong in any state after a power cut while the run leaves step 3 behind and goes on
-    from step 2.
-    """
-    disk, root = record(tmp_path), tmp_path / "recorded"
-    before, disk._without = len(disk.trace), None if without is None else disk.fsyncs + without
-    commit.set_aside(disk, root, after=2)
-    finding.note_resumed_from(disk, root, "here")
-    machine, found = Machine(root), []
-    for number, op in enumerate(disk.trace):
-        if op.kind != "mark":
-            machine.run(op)
-        for tree in machine.outcomes(random.Random(0), 4000) if number >= before else ():
-            named = tree.get(commit.LATEST)
-            if not _whole(tree, "step_2") or (
-                named is not None and not _whole(tree, named.decode().strip())
-            ):
-                found.append(f"latest names {named!r}")
-            note = tree.get(finding.RESUMED)
-            if note is not None and (note != b"here" or "step_3" in tree):
-                found.append("it would go on from the step that it left")
+def violations_of_going_back(tmp_path: Path, without: int | None = None) -> list[str]:
+    """What is wrong after a power cut while the run supersedes step 3 and goes back to step 2."""
+    disk = record(tmp_path)
+    root = tmp_path / "recorded"
+    before = len(disk.trace)
+    disk._without = None if without is None else disk.fsyncs + without
+    cleanup.supersede(disk, root, after=2)
+    resume.write_resumed_from(disk, root, "here")
+    model = FileSystemModel(root)
+    found = []
+    for number, operation in enumerate(disk.trace):
+        if operation.kind != "mark":
+            model.run(operation)
+        if number < before:
+            continue
+        for tree in model.outcomes(random.Random(0), 4000):
+            latest = tree.get(layout.LATEST)
+            names_a_whole_one = latest is None or _is_whole(tree, latest.decode().strip())
+            if not _is_whole(tree, "step_2") or not names_a_whole_one:
+                found.append(f"latest names {latest!r}")
+            resumed_from = tree.get(resume.RESUMED_FROM)
+            if resumed_from is not None and (resumed_from != b"here" or "step_3" in tree):
+                found.append("it would go on from the superseded step")
     return found
 
 
 def test_going_back_survives_a_power_cut(tmp_path: Path) -> None:
-    assert gone_back(tmp_path) == []
+    assert violations_of_going_back(tmp_path) == []
 
 
 @pytest.mark.parametrize("without", range(3))
 def test_going_back_needs_its_fsyncs(tmp_path: Path, without: int) -> None:
-    assert gone_back(tmp_path, without), (
+    assert violations_of_going_back(tmp_path, without), (
         f"fsync number {without} makes no difference: remove it, or test it"
     )

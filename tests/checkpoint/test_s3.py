@@ -1,6 +1,7 @@
-"""The mirror in a real S3 API (moto's server on this machine): an upload that was cut short is
-never used, a machine with an empty run folder goes on from the newest whole one, and access that
-fails is told at the start.
+"""The mirror in a real S3 API (moto's server on this machine).
+
+An upload that was cut short is never used, a machine with an empty run folder resumes from the
+newest whole checkpoint, and access that fails is an error at the start.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from moto import settings
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
+from tests.checkpoint.fork_server import ForkServer
 from tests.checkpoint.test_crash_points import Runs
-from tests.checkpoint.zygote import Zygote
 from trainer.base.errors import UserError
-from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store import layout, manifest
 from trainer.checkpoint.store.disk import Disk
 from trainer.checkpoint.store.mirror import Mirror, fetch_newer
 
@@ -27,15 +28,15 @@ URL = "s3://bucket/mirror"
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The environment that leads to the server; this process has it already."""
+    """The environment that points to the server; this process has it already."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield _access(monkeypatch, f"http://{host}:{port}")
+    yield _set_access(monkeypatch, f"http://{host}:{port}")
     server.stop()
 
 
-def _access(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, str]:
+def _set_access(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, str]:
     access = {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "tests",
@@ -50,29 +51,28 @@ def _access(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, str]:
 
 
 def test_uploads_cut_short_and_an_empty_machine(
-    s3: dict[str, str], zygote: Zygote, memory: Path
+    s3: dict[str, str], fork_server: ForkServer, memory: Path
 ) -> None:
-    runs = Runs(zygote, memory / "s3", 1, URL, s3)
-    where, mirror = runs.base, Mirror(URL)
+    runs = Runs(fork_server, memory / "s3", 1, URL, s3)
+    folder = runs.base
+    mirror = Mirror(URL)
     assert mirror.steps() == [3, 2], "older ones are removed"
-    instants = runs.live(where, saves=1, crash=(0, -1)).instants
-    first, last = (
-        instants.index(f"upload step_4/{name}")
-        for name in ("state/rank_0.safetensors", manifest.NAME)
-    )
-    for step, at in ((5, (first + last) // 2), (6, last)):
-        ended = runs.live(where, saves=1, crash=(0, at))
+    instants = runs.attempt(folder, saves=1, crash=(0, -1)).instants
+    first = instants.index("upload step_4/state/rank_0.safetensors")
+    last = instants.index(f"upload step_4/{manifest.NAME}")
+    for step, instant in ((5, (first + last) // 2), (6, last)):
+        ended = runs.attempt(folder, saves=1, crash=(0, instant))
         assert ended.killed and ended.instants[-1].startswith(f"upload step_{step}/")
         assert mirror.steps()[0] == 4 and mirror._fs.exists(f"bucket/mirror/step_{step}")
         root = memory / f"another machine {step}"
         root.mkdir()
         assert fetch_newer(mirror, root, Disk(), "1-ab") == root / "step_4"
         assert manifest.problems(root / "step_4", manifest.read(root / "step_4")) == []
-    shutil.rmtree(where / "run" / commit.FOLDER)
-    assert runs.live(where, saves=2).restored == 4
+    shutil.rmtree(folder / "run" / layout.FOLDER)
+    assert runs.attempt(folder, saves=2).restored == 4
     assert mirror.steps() == [6, 5]
     left = [str(path).rsplit("/", 1)[-1] for path in mirror._fs.ls("bucket/mirror")]
-    assert sorted(left) == ["step_5", "step_6"], "rubbish of uploads cut short"
+    assert sorted(left) == ["step_5", "step_6"], "leftovers of uploads cut short"
 
 
 def test_access_that_fails_is_one_message(
@@ -86,11 +86,10 @@ def test_access_that_fails_is_one_message(
         Mirror(URL)
 
 
-def test_an_address_where_nobody_is_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        socket.socket() as nobody
-    ):  # holds the port and doesn't listen: no other program may take it meanwhile
-        nobody.bind(("127.0.0.1", 0))
-        _access(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+def test_an_address_without_a_server_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The socket holds the port without listening: no other program may take it meanwhile.
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        _set_access(monkeypatch, f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(UserError, match=r"default_hdfs_dir=s3://other/run can't be written"):
             Mirror("s3://other/run")

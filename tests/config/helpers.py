@@ -14,7 +14,7 @@ from trainer.config import load
 REPO = Path(__file__).resolve().parents[2]
 
 
-def run_of(**dotted: Any) -> dict[str, Any]:
+def minimal_settings(**dotted: Any) -> dict[str, Any]:
     """The smallest complete settings, and ``a__b=value`` for ``a.b``."""
     tree: dict[str, Any] = {}
     base = {

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.config.helpers import REPO, python_m, run_of
+from tests.config.helpers import REPO, minimal_settings, python_m
 from trainer.__main__ import main
 from trainer.base.errors import UserError
 from trainer.config import freeze, load
 from trainer.config.cli import help_text
-from trainer.config.keys import tree as keys
 from trainer.config.keys.conf_tree import conf_dir, config_groups
+from trainer.config.keys.tree import is_known
 
 DEMO = ("data=arithmetic", "model=tiny", "algorithm=grpo")
 RANK = """
@@ -58,7 +58,7 @@ def test_help_and_settings_answer_at_once_without_torch(tmp_path: Path, argv: tu
 
 def test_help_names_keys_that_exist():
     typed = re.findall(r"(?:data|actor_rollout_ref|trainer|algorithm)\.[a-z_.]+[a-z_]", help_text())
-    assert [key for key in typed if not keys.is_known(key) and key != "trainer.plan"] == []
+    assert [key for key in typed if not is_known(key) and key != "trainer.plan"] == []
 
 
 def test_printed_settings_are_whole(tmp_path: Path):
@@ -82,7 +82,7 @@ def test_a_run_leaves_its_folder_and_nothing_else_and_ends_as_its_rank(place: Pa
 
 
 def test_a_frozen_run_repeats(place: Path):
-    freeze(load(run_of(**{"data.train_batch_size": 4})), place / "r")
+    freeze(load(minimal_settings(**{"data.train_batch_size": 4})), place / "r")
     frozen = ("--config-path", str(place / "r"), "--config-name", "config")
     again = trainer(place, *frozen, f"trainer.default_local_dir={place}/s")
     assert (again.returncode, again.stderr) == (0, "")

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.config.helpers import run_of
+from tests.config.helpers import minimal_settings
 from trainer.base.errors import UserError
 from trainer.config import freeze, load, load_frozen, run_dir_of
-from trainer.config.keys import tree as keys
+from trainer.config.keys.tree import format_value
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def settings(run: Path, **changes: object) -> object:
-    return load(run_of(**{"trainer.default_local_dir": str(run), **changes}))
+    return load(minimal_settings(**{"trainer.default_local_dir": str(run), **changes}))
 
 
 def test_frozen_settings_are_private_and_equal(tmp_path: Path):
@@ -135,4 +135,4 @@ def test_a_number_typed_into_a_frozen_file_is_a_number(tmp_path: Path):
 
 
 def test_written_values_can_be_typed_again():
-    assert keys.written([None, True, 1.5, "a"]) == "[null,true,1.5,a]"
+    assert format_value([None, True, 1.5, "a"]) == "[null,true,1.5,a]"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.helpers import problems, put, run_of
+from tests.config.helpers import minimal_settings, problems, put
 from trainer.base.errors import UserError
 from trainer.config import load
 from trainer.config.checks.cross import cross_checks
-from trainer.config.checks.no_effect import unread_hints
+from trainer.config.checks.no_effect import no_effect_hints
 
 A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
 M = "actor_rollout_ref.model"
@@ -16,7 +16,7 @@ STATIC = {f"{A}.use_dynamic_bsz": False, f"{A}.ppo_micro_batch_size_per_gpu": 8}
 
 
 def test_smallest_run_loads_with_verls_names():
-    config = load(run_of())
+    config = load(minimal_settings())
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
     assert config.trainer.default_local_dir == "runs/plimsoll/run"
@@ -25,7 +25,7 @@ def test_smallest_run_loads_with_verls_names():
 
 def test_keys_that_follow_another_follow_it():
     config = load(
-        run_of(
+        minimal_settings(
             **{f"{A}.ppo_max_token_len_per_gpu": 8192, f"{A}.clip_ratio": 0.1, "trainer.seed": 5}
         )
     )
@@ -44,7 +44,7 @@ def test_keys_that_follow_another_follow_it():
 def test_budget_is_a_number_a_list_or_auto(budget: object):
     assert (
         load(
-            run_of(**{f"{A}.ppo_max_token_len_per_gpu": budget})
+            minimal_settings(**{f"{A}.ppo_max_token_len_per_gpu": budget})
         ).actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         == budget
     )
@@ -216,7 +216,7 @@ BAD = [
         "Set trainer.checkpoint.best_mode=max or min",
     ),
     ({"trainer.checkpoint.best_mode": "mni"}, "expected one of max, min"),
-    # what others leave unread
+    # what other keys leave without effect
     ({f"{A}.grad_clip_adaptive": True, f"{A}.grad_clip": 0.0}, f"{A}.grad_clip=0 clips nothing"),
     (
         {f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_low": 0.2, f"{A}.clip_ratio_high": 0.3},
@@ -248,8 +248,8 @@ BAD = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_each_bad_input_has_its_one_message(changes: dict[str, object], message: str):
-    found = problems(run_of(**changes))
-    assert len(found) == 1 and message in found[0], found
+    messages = problems(minimal_settings(**changes))
+    assert len(messages) == 1 and message in messages[0], messages
 
 
 SWITCHED_OFF: list[tuple[dict[str, object], str]] = [
@@ -283,15 +283,15 @@ SWITCHED_OFF: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(
     ("changes", "message"), SWITCHED_OFF, ids=[message[:40] for _, message in SWITCHED_OFF]
 )
-def test_what_a_sweep_over_its_switch_carries_along_is_told(
+def test_keys_that_a_sweep_over_their_switch_carries_along_give_a_hint(
     changes: dict[str, object], message: str
 ):
-    (told,) = unread_hints(load(run_of(**changes)))
-    assert message in told
+    (hint,) = no_effect_hints(load(minimal_settings(**changes)))
+    assert message in hint
 
 
 def test_all_problems_are_reported_together():
-    tree = run_of()
+    tree = minimal_settings()
     for changes, _ in (BAD[0], BAD[2], BAD[11], BAD[15]):
         for key, value in changes.items():
             put(tree, key, value)
@@ -309,7 +309,9 @@ def test_contradictions_are_reported_together():
     assert (
         len(
             problems(
-                run_of(**changes, **{f"{A}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 3})
+                minimal_settings(
+                    **changes, **{f"{A}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 3}
+                )
             )
         )
         == 4
@@ -335,30 +337,32 @@ def test_a_verl_snippet_for_grpo_runs_unchanged_where_it_asks_for_what_we_do():
         "actor_rollout.backend": "hybrid",
         "algorithm.kl_ctrl.type": "kl_controller",
     }
-    config = load(run_of(**snippet))
+    config = load(minimal_settings(**snippet))
     assert config.trainer.checkpoint.save_freq == 20
     assert config.actor_rollout_ref.actor.optim.lr_scheduler_type == "cosine"
     assert config.algorithm.kl_ctrl.type == "adaptive"
 
 
-def test_what_such_a_snippet_carries_along_is_told_at_the_start():
+def test_keys_without_effect_in_such_a_snippet_give_hints_at_the_start():
     loading = {
         "data.num_workers": 0,
         "data.prefetch_factor": 8,
         "data.filter_overlong_prompts": True,
     }
-    assert len(unread_hints(load(run_of(**loading, **{"data.truncation": "left"})))) == 2
+    assert (
+        len(no_effect_hints(load(minimal_settings(**loading, **{"data.truncation": "left"})))) == 2
+    )
     snippet = {
         f"{A}.bucket_boundaries": [64, 256],
         f"{A}.kl_loss_coef": 0.0,
+        "algorithm.lam": 0.95,
         "algorithm.kl_penalty": "kl",
         "algorithm.kl_ctrl.target_kl": 0.1,
-        "algorithm.lam": 0.95,
         "critic.ppo_max_token_len_per_gpu": 98304,
     }
-    assert unread_hints(load(run_of())) == []
-    told = unread_hints(load(run_of(**snippet)))
-    assert [line.split("=")[0].removeprefix("[HINT] ") for line in told] == [
+    assert no_effect_hints(load(minimal_settings())) == []
+    hints = no_effect_hints(load(minimal_settings(**snippet)))
+    assert [line.split("=")[0].removeprefix("[HINT] ") for line in hints] == [
         key for key in snippet if key not in (f"{A}.kl_loss_coef", "algorithm.kl_penalty")
     ]
     used = {
@@ -366,12 +370,15 @@ def test_what_such_a_snippet_carries_along_is_told_at_the_start():
         f"{A}.dynamic_bsz_bucketing": True,
         "algorithm.kl_ctrl.type": "adaptive",
     }
-    assert len(unread_hints(load(run_of(**snippet, **used)))) == 2
+    assert len(no_effect_hints(load(minimal_settings(**snippet, **used)))) == 2
 
 
 def test_other_values_of_those_keys_are_refused():
-    assert "not supported" in problems(run_of(**{"trainer.critic_warmup": 3}))[0]
-    assert "expected true or false" in problems(run_of(**{"actor_rollout.backend": "split"}))[0]
+    assert "not supported" in problems(minimal_settings(**{"trainer.critic_warmup": 3}))[0]
+    assert (
+        "expected true or false"
+        in problems(minimal_settings(**{"actor_rollout.backend": "split"}))[0]
+    )
 
 
 def test_static_baseline_needs_no_budget():
@@ -380,7 +387,7 @@ def test_static_baseline_needs_no_budget():
         f"{A}.ppo_micro_batch_size_per_gpu": 8,
         f"{A}.ppo_max_token_len_per_gpu": 9,
     }
-    assert problems(run_of(**changes)) == []
+    assert problems(minimal_settings(**changes)) == []
 
 
 def test_a_plan_may_lack_data_and_model():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from trainer.base.errors import UserError
-from trainer.config.overrides import LAUNCHER, check
+from trainer.config.overrides import LAUNCHER, check_overrides
 
 
 def complaints(*argv: str) -> str:
     with pytest.raises(UserError) as error:
-        check(argv)
+        check_overrides(argv)
     return str(error.value)
 
 
@@ -54,7 +54,7 @@ def test_the_same_key_twice_with_other_values():
 
 
 def test_other_spellings_are_renamed_and_a_plus_on_a_known_key_is_taken():
-    argv = check(
+    argv = check_overrides(
         [
             "trainer.save_freq=3",
             "actor_rollout.backend=hybrid",
@@ -71,14 +71,14 @@ def test_other_spellings_are_renamed_and_a_plus_on_a_known_key_is_taken():
 
 def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
     key = "actor_rollout_ref.actor.bucket_boundaries"
-    line = check(["-m", f"{key}=[64,256],[64,256,1024]", "trainer.save_freq=1,2"])
+    line = check_overrides(["-m", f"{key}=[64,256],[64,256,1024]", "trainer.save_freq=1,2"])
     assert line.multirun and LAUNCHER in line.argv and "-m" in line.argv
     assert line.argv[-2:] == [f"{key}=[64,256],[64,256,1024]", "trainer.checkpoint.save_freq=1,2"]
-    assert LAUNCHER not in check(["-m", "hydra/launcher=basic", "data.seed=1,2"]).argv
+    assert LAUNCHER not in check_overrides(["-m", "hydra/launcher=basic", "data.seed=1,2"]).argv
 
 
 def test_flags_may_stand_between_overrides():
-    assert check(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == [
+    assert check_overrides(["data.seed=1", "-m", "trainer.seed=1,2"]).argv[-2:] == [
         "data.seed=1",
         "trainer.seed=1,2",
     ]
@@ -87,13 +87,13 @@ def test_flags_may_stand_between_overrides():
 def test_a_relative_config_path_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "runs a").mkdir()
     monkeypatch.chdir(tmp_path)
-    line = check(["--config-path", "runs a", "--config-name", "config"])
+    line = check_overrides(["--config-path", "runs a", "--config-name", "config"])
     assert line.argv[:2] == ["--config-path", str(tmp_path / "runs a")]
 
 
 def test_open_groups_take_any_key():
     assert (
-        check(["data.apply_chat_template_kwargs.enable_thinking=false"])
+        check_overrides(["data.apply_chat_template_kwargs.enable_thinking=false"])
         .argv[-1]
         .startswith("++data.")
     )
@@ -101,8 +101,11 @@ def test_open_groups_take_any_key():
 
 def test_keys_of_the_cluster_are_left_to_hydra():
     words = ["cluster=dev", "cluster.partition=x", "hydra.launcher.timeout_min=5"]
-    assert check(["-m", *words]).argv[-1].startswith("hydra.")
-    for only_looks in (check([*words, "--cfg", "job"]), check(words, runs=False)):
+    assert check_overrides(["-m", *words]).argv[-1].startswith("hydra.")
+    for only_looks in (
+        check_overrides([*words, "--cfg", "job"]),
+        check_overrides(words, starts_run=False),
+    ):
         assert only_looks.argv[-3:] == words
 
 
@@ -113,4 +116,4 @@ def test_what_only_jobs_read_is_no_setting_of_a_run_here(word: str):
     assert f"{word}: read by jobs only; type python -m trainer -m ..." in complaints(
         "data.seed=1", word
     )
-    check(["hydra.run.dir=x", "data=arithmetic"])
+    check_overrides(["hydra.run.dir=x", "data=arithmetic"])

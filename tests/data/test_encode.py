@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.data.toy import CharTokenizer, encoder
 from trainer.base.errors import UserError
 from trainer.data import Encoder, EncodeSettings, Example, to_sft_batch
-from trainer.data.encode import check
-from trainer.data.fields import Sample
+from trainer.data.encode import require_valid_tokens
+from trainer.data.fields import DataRow
 from trainer.data.truncate import truncate
 
 IDS = st.lists(st.integers(0, 1000), max_size=60)
@@ -35,8 +35,8 @@ def test_truncation_keeps_the_limit_and_the_right_ends(
         assert cut[:head] == ids[:head] and cut[head:] == ids[len(ids) - (limit - head) :]
 
 
-def sample(prompt: object = "hello", response: str | None = None) -> Sample:
-    return Sample(
+def sample(prompt: object = "hello", response: str | None = None) -> DataRow:
+    return DataRow(
         prompt=prompt, response=response, ground_truth="1", data_source="d", extra_info={}
     )  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_the_chat_template_wraps_texts_and_messages() -> None:
     e = encoder(system_prompt="Be brief.").encode(sample("hi", "yo"), index=3, file="f", row=4)
     assert text(e.prompt_ids) == "<system>Be brief.<user>hi<assistant>"
     assert text(e.response_ids) == "yo\0"
-    assert (e.index, e.file, e.row, e.place) == (3, "f", 4, "f, row 4")
+    assert (e.index, e.file, e.row, e.location) == (3, "f", 4, "f, row 4")
     messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]
     e = encoder(system_prompt="Be brief.").encode(sample(messages), index=0, file="f", row=0)
     assert text(e.prompt_ids) == "<system>own<user>hi<assistant>"
@@ -59,7 +59,8 @@ def test_the_chat_template_wraps_texts_and_messages() -> None:
 def test_a_long_prompt_is_refused_with_what_to_type() -> None:
     with pytest.raises(
         UserError,
-        match=r"f, row 9: the prompt has 26 tokens, data.max_prompt_length is 20. Type data.max_prompt_length=26, "
+        match=r"f, row 9: the prompt has 26 tokens, data.max_prompt_length is 20. "
+        r"Type data.max_prompt_length=26, "
         r"data.filter_overlong_prompts=True .* data.truncation=left\|right\|middle",
     ):
         encoder(max_prompt_length=20).encode(sample("123456789"), index=0, file="f", row=9)
@@ -103,7 +104,7 @@ def test_ids_past_the_vocabulary_and_empty_fields_name_file_and_row() -> None:
         row=7,
     )
     with pytest.raises(UserError, match=r"data.jsonl, row 7: the response has no tokens"):
-        check(empty, 10)
+        require_valid_tokens(empty, 10)
 
 
 def test_templates_come_from_texts_files_or_the_tokenizer(tmp_path: Path) -> None:

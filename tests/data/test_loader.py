@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.toy import Toy
 from trainer.base.errors import UserError
-from trainer.data import Fingerprint, Loader, Position, require_sound, worker_count
+from trainer.data import Fingerprint, Loader, Position, check_samples, worker_count
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,20 +34,20 @@ def test_bad_rows_that_a_run_will_meet_are_found_before_it_begins(workers: int) 
     toy = Toy(200, bad=150)
     loader = Loader(toy, batch_size=4, seed=3)
     met = {i for batch in take(Loader(Toy(200), batch_size=4, seed=3), 30) for i in batch}
-    assert set(loader.ahead(30)) == met and sorted(loader.ahead(51)) == list(range(200))
-    assert loader.ahead(51)[:120] == loader.ahead(50)[:120] == loader.ahead(30)
+    assert set(loader.upcoming(30)) == met and sorted(loader.upcoming(51)) == list(range(200))
+    assert loader.upcoming(51)[:120] == loader.upcoming(50)[:120] == loader.upcoming(30)
     with pytest.raises(UserError, match=r"^toy, row 150: bad$"):
-        require_sound(toy, loader.ahead(50), num_workers=workers)
-    require_sound(toy, [i for i in range(200) if i != 150], num_workers=workers)
+        check_samples(toy, loader.upcoming(50), num_workers=workers)
+    check_samples(toy, [i for i in range(200) if i != 150], num_workers=workers)
     with pytest.raises(
         UserError,
         match=r"^toy, row 150: bad \(2 of 3 rows can't be trained on; this is the first\)$",
     ):
-        require_sound(toy, [149, 150, 150], num_workers=workers)
+        check_samples(toy, [149, 150, 150], num_workers=workers)
     ticks = iter(range(100))
     order = [*range(150), *range(151, 200), 150]  # a second for each 64: the bad one is not come to
     assert (
-        require_sound(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks))
+        check_samples(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks))
         == 3 * 64
     )
 
@@ -185,11 +185,11 @@ from tests.data.toy import Toy
 from trainer.data import Loader
 loader = Loader(Toy(64), batch_size=4, num_workers=2, prefetch_factor=2)
 loader.start()
-def say(x): print(json.dumps(x), flush=True)
-say([w.pid for w in loader._workers])
+def write(x): print(json.dumps(x), flush=True)
+write([w.pid for w in loader._workers])
 sys.stdin.readline()
-say([[e.index for e in b] for b in loader])
-say(signals.requested())
+write([[e.index for e in b] for b in loader])
+write(signals.requested())
 sys.stdin.readline()
 """
 

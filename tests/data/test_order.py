@@ -29,7 +29,9 @@ def test_positions_go_through_every_epoch(
 ) -> None:
     if drop_last and batch > size:
         return
-    at, delivered, per_epoch = Position(), 0, {}
+    at = Position()
+    delivered = 0
+    per_epoch: dict[int, int] = {}
     for _ in range(steps):
         start, count, after = next_batch(at, size, batch, drop_last)
         assert start == at  # a position at an epoch's end is written as the beginning of the next

@@ -43,8 +43,8 @@ def encoder(**settings: Any) -> Encoder:
 
 @dataclass
 class Toy:
-    """Sample i has the prompt [i + 1]. What goes wrong at which index is told by the other
-    fields.
+    """Sample i has the prompt [i + 1]. Each other field is the index of a sample that fails in
+    that way.
     """
 
     size: int

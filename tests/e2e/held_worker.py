@@ -1,8 +1,7 @@
-"""A rank that records a step and then waits: for a signal, or for the file ``go`` in its run
-folder.
+"""A worker that records a step and then waits for a signal, or for ``go`` in its run folder.
 
-What a test does to the run then comes in time, however busy the machine is. ``HELD_AT`` in the
-environment: the step.
+A test can then interrupt the run in time, however busy the machine is. The environment variable
+``PLIMSOLL_TEST_HELD_AT`` sets the step.
 """
 
 from __future__ import annotations
@@ -18,25 +17,26 @@ from trainer import worker
 from trainer.base import signals
 from trainer.base.metrics_file import MetricsFile
 
-HELD_AT, GO = "PLIMSOLL_TEST_HELD_AT", "go"
-LONGEST_S = 400.0
+HELD_AT = "PLIMSOLL_TEST_HELD_AT"
+GO = "go"
+MAX_WAIT_S = 400.0
 
 
 def main(run_dir: Path) -> int:
     append = MetricsFile.append
 
-    def held(self: MetricsFile, record: Mapping[str, Any]) -> None:
+    def append_and_wait(self: MetricsFile, record: Mapping[str, Any]) -> None:
         append(self, record)
-        until = time.monotonic() + LONGEST_S
+        deadline = time.monotonic() + MAX_WAIT_S
         while (
             record["step"] == int(os.environ[HELD_AT])
             and signals.requested() is None
             and not (run_dir / GO).exists()
         ):
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    MetricsFile.append = held  # type: ignore[method-assign]
+    MetricsFile.append = append_and_wait  # type: ignore[method-assign]
     return worker.main(run_dir)
 
 

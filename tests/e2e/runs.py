@@ -1,4 +1,4 @@
-"""Whole runs through the command line, small ones: start, stop, kill, and read what they leave."""
+"""Start, stop and kill small whole runs through the command line, and read their run folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e import held_worker
 from trainer.base.metrics_file import TIMING_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 280.0
+MAX_RUN_S = 280.0
 SMALL = [
     "trainer.logger=[console]",
     "trainer.device=cpu",
@@ -64,48 +64,47 @@ def start(run: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and screen; a run past the bound is killed and fails the test."""
+def wait_for_exit(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return exit code and output; a run over ``MAX_RUN_S`` is killed and fails the test."""
     try:
-        screen = process.communicate(timeout=BOUND_S)[0]
+        screen = process.communicate(timeout=MAX_RUN_S)[0]
     except subprocess.TimeoutExpired:
         kill(process)
         raise AssertionError(
-            f"the run went on for more than {BOUND_S} s: {process.communicate()[0]}"
+            f"the run went on for more than {MAX_RUN_S} s: {process.communicate()[0]}"
         ) from None
     return process.returncode, screen
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """KILL the command and what is in its process group; ranks of several end by themselves when it
-    is gone.
+    """Kill the process group of the command; where it started several ranks, they end by themselves
+    when it is gone.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def finish(run: Path, *arguments: str, code: int = 0, **env: str) -> str:
-    found, screen = end(start(run, *arguments, **env))
-    assert found == code, screen
+    """Run a command to its end, which must have exit code ``code``; return its output."""
+    exit_code, screen = wait_for_exit(start(run, *arguments, **env))
+    assert exit_code == code, screen
     return screen
 
 
 def start_held(run: Path, step: int, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """A run that doesn't go on from ``step`` before it is asked to stop or ``go`` lies in its
-    folder.
-    """
-    held = {"PLIMSOLL_WORKER_MODULE": held_worker.__name__, held_worker.HELD_AT: str(step)}
-    return start(run, *arguments, **held, **env)
+    """Start a run that waits after ``step`` for a signal, or for the file ``go`` in its folder."""
+    held_env = {"PLIMSOLL_WORKER_MODULE": held_worker.__name__, held_worker.HELD_AT: str(step)}
+    return start(run, *arguments, **held_env, **env)
 
 
 def interrupt(
     run: Path, number: int, *arguments: str, step: int, before: int, **env: str
 ) -> tuple[int, str]:
-    """Start a run, send it a signal once it has recorded ``step``, at any time ``before`` that one,
-    and wait for its end.
+    """Start a run, send it signal ``number`` after it recorded ``step`` and before it recorded step
+    ``before``, and wait for its end.
     """
     process = start_held(run, before - 1, *arguments, **env)
-    deadline = time.monotonic() + BOUND_S
+    deadline = time.monotonic() + MAX_RUN_S
     while time.monotonic() < deadline and process.poll() is None:
         if any(row["training/global_step"] >= step for row in rows(run)):
             break
@@ -114,24 +113,24 @@ def interrupt(
         kill(process)
     else:
         process.send_signal(number)
-    return end(process)
+    return wait_for_exit(process)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """The records of ``metrics.jsonl``; a last line that is being written is left out."""
-    found = []
+    """The steps' records in ``metrics.jsonl``; a half-written last line is skipped."""
+    records = []
     with contextlib.suppress(FileNotFoundError):
         for line in (run / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return [row for row in found if "training/global_step" in row]
+                records.append(json.loads(line))
+    return [row for row in records if "training/global_step" in row]
 
 
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
-    """By step, what two equal runs have to agree on."""
+    """The metrics by step, without those that depend on the clock."""
     return {
         row["training/global_step"]: {
-            k: v for k, v in row.items() if not k.startswith(TIMING_PREFIXES)
+            name: value for name, value in row.items() if not name.startswith(TIMING_PREFIXES)
         }
         for row in rows(run)
     }
@@ -142,8 +141,10 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Equal bit for bit: weights and all metrics that are no times."""
+    """Weights, and all metrics that don't depend on the clock, are equal bit for bit."""
     assert metrics(one) == metrics(other)
-    mine, theirs = weights(one), weights(other)
-    assert mine.keys() == theirs.keys()
-    assert [k for k in mine if not torch.equal(mine[k], theirs[k])] == []
+    weights_one = weights(one)
+    weights_other = weights(other)
+    assert weights_one.keys() == weights_other.keys()
+    differing = [k for k in weights_one if not torch.equal(weights_one[k], weights_other[k])]
+    assert differing == []

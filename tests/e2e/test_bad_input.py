@@ -1,4 +1,4 @@
-"""Wrong input costs its user one message and no work: exit code 2, one line, no traceback."""
+"""Wrong input ends a run with exit code 2 and one message, without a traceback or lost work."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ FILES = {
     "model/config.json": '{"model_type": "llama"}',
     "a_file": "",
 }
-OWN = [
+CUSTOM_DATA = [
     "data.task=null",
     "data.prompt_key=question",
     "data.train_batch_size=1",
     "data.shuffle=false",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    "data.num_workers=0",
 ]
-OWN += ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "data.num_workers=0"]
 CASES = {
     "missing file": (["data.task=null", "data.train_files=@/no.jsonl"], "there is no file"),
     "wrong field": (
         ["data.task=null", "data.train_files=@/ok.jsonl", "data.prompt_key=q"],
         "Found: question, answer",
     ),
-    "empty prompt": ([*OWN, "data.train_files=@/empty.jsonl"], "row 2"),
+    "empty prompt": ([*CUSTOM_DATA, "data.train_files=@/empty.jsonl"], "row 2"),
     "over the budget": (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32"], "=72 or more"),
     "do not divide": (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "nearest valid"),
     "unknown key": (["actor_rollout_ref.actor.ppo_max_tokn_len_per_gpu=512"], "did you mean"),
@@ -57,57 +58,63 @@ CASES = {
 
 
 def trainer(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    given = [f"trainer.default_local_dir={folder / 'run'}"]
-    given = [] if any(o.startswith("trainer.default_local_dir") for o in overrides) else given
-    quick = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[console]"]
-    steps = (
-        []
-        if any("total_training_steps" in o for o in overrides)
-        else ["trainer.total_training_steps=1"]
-    )
+    """Run one step of GRPO in ``folder``, unless ``overrides`` set another folder or more steps."""
+    settings = [
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.logger=[console]",
+    ]
+    if not any("total_training_steps" in override for override in overrides):
+        settings.append("trainer.total_training_steps=1")
+    if not any(override.startswith("trainer.default_local_dir") for override in overrides):
+        settings.append(f"trainer.default_local_dir={folder / 'run'}")
     command = [
         sys.executable,
         "-m",
         "trainer",
         "experiment=demo_grpo",
-        *quick,
-        *steps,
-        *given,
+        *settings,
         *overrides,
     ]
-    environ = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+    environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
     return subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500, check=False
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_message(tmp_path: Path, name: str) -> None:
+def test_wrong_input_is_one_message(tmp_path: Path, name: str) -> None:
     for file, text in FILES.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
-    overrides, wanted = CASES[name]
+    overrides, expected = CASES[name]
     done = trainer(tmp_path, *[o.replace("@", str(tmp_path)) for o in overrides])
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     errors = [
         line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error:")
     ]
-    assert len(errors) == 1 and wanted in errors[0]
+    assert len(errors) == 1 and expected in errors[0]
 
 
-def test_a_token_past_the_vocabulary(tmp_path: Path) -> None:
-    """The tokenizer was extended, the model was not."""
+def test_a_token_beyond_the_vocabulary_is_one_message(tmp_path: Path) -> None:
+    """The tokenizer has an added token, the model was not resized."""
     tiny = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
     tiny.tokenizer.add_tokens(["<far>"])
     tiny.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     tiny.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "far.jsonl").write_text('{"question": "1+1<far>?", "answer": "#### 2"}\n')
-    given = [
+    overrides = [
         f"actor_rollout_ref.model.path={tmp_path / 'model'}",
         f"data.train_files={tmp_path / 'far.jsonl'}",
     ]
-    done = trainer(tmp_path, *OWN, *given, "data.max_prompt_length=64")
+    done = trainer(tmp_path, *CUSTOM_DATA, *overrides, "data.max_prompt_length=64")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert (
@@ -130,35 +137,37 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_costs_no_work(small_disk: Path) -> None:
-    """The checkpoint finds no room: one message; with room, the same command ends the run."""
-    run, given = small_disk / "run", [*SFT, "trainer.total_training_steps=2"]
-    screen = finish(run, *given, code=2)
+    """A checkpoint that does not fit is one message; with more space the same command goes on."""
+    run = small_disk / "run"
+    arguments = [*SFT, "trainer.total_training_steps=2"]
+    screen = finish(run, *arguments, code=2)
     assert "Traceback" not in screen
     assert "No space left on device" in screen.splitlines()[-1] and screen.count("Error:") == 1
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True, timeout=200)
-    assert "Done: 2 steps" in finish(run, *given)
+    assert "Done: 2 steps" in finish(run, *arguments)
     assert sorted(metrics(run)) == [1, 2]
 
 
-def test_a_rank_that_fails_later_speaks_last_and_loses_no_step(tmp_path: Path) -> None:
-    """Two ranks; one fails in the second step: both save the first one and end, the error last on
-    the screen.
-    """
+def test_a_rank_that_fails_later_loses_no_step_and_its_error_is_the_last_line(
+    tmp_path: Path,
+) -> None:
+    """One of two ranks fails in the second step: both save the first step and end."""
     count = "import os\nN = 0\n" + REWARD + "global N\n    N += 1\n"
     (tmp_path / "one.py").write_text(
         count + "    return 1 / (os.environ['RANK'] == '0' or N <= 8)\n"
     )
-    more = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", "data.num_workers=1"]
-    more += [
+    overrides = [
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=3",
+        "data.num_workers=1",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "actor_rollout_ref.rollout.n=2",
     ]
-    done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", *more)
+    done = trainer(tmp_path, f"custom_reward_function.path={tmp_path / 'one.py'}", *overrides)
     assert done.returncode == 2, done.stdout + done.stderr
     last = (done.stdout + done.stderr).rstrip().splitlines()[-1]
     assert "raised ZeroDivisionError" in last and "one.py:6" in last
     assert "Step 1 is saved; the same command goes on" in last
-    assert (tmp_path / "run" / "checkpoints" / "step_1").is_dir() and sorted(
-        metrics(tmp_path / "run")
-    ) == [1]
+    assert (tmp_path / "run" / "checkpoints" / "step_1").is_dir()
+    assert sorted(metrics(tmp_path / "run")) == [1]

@@ -1,4 +1,4 @@
-"""Settings that change the shape of a step, each through a short run of its own."""
+"""Short runs with settings that change the structure of a training step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from tests.e2e.runs import GRPO, finish, rows
 
-TWO = "trainer.total_training_steps=2"
+TWO_STEPS = "trainer.total_training_steps=2"
 ACTOR = "actor_rollout_ref.actor"
 
 
 def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path) -> None:
-    """Two mini-batches and two epochs a rollout: old log-probs are recomputed, the ratio moves away
-    from 1.
+    """With two mini-batches and two epochs per rollout, old log-probs are recomputed and the ratio
+    moves away from 1.
     """
     finish(
         tmp_path,
-        *(word for word in GRPO if "ppo_mini_batch_size" not in word),
-        TWO,
+        *(override for override in GRPO if "ppo_mini_batch_size" not in override),
+        TWO_STEPS,
         f"{ACTOR}.ppo_mini_batch_size=2",
         f"{ACTOR}.ppo_epochs=2",
         f"{ACTOR}.use_kl_loss=true",
@@ -28,23 +28,23 @@ def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path)
         f"{ACTOR}.zero_stage=3",
         f"{ACTOR}.optim.lr=1e-3",
     )
-    found = rows(tmp_path)
-    assert [row["training/global_step"] for row in found] == [1, 2]
-    for row in found:
+    records = rows(tmp_path)
+    assert [row["training/global_step"] for row in records] == [1, 2]
+    for row in records:
         assert row["actor/optimizer_steps"] == 4
         assert math.isfinite(row["actor/grad_norm"]) and row["actor/entropy"] > 0
         assert row["actor/kl_loss"] >= 0
         assert any("old_log_prob" in key for key in row)
 
 
-def test_the_static_padded_baseline(tmp_path: Path) -> None:
+def test_a_run_without_dynamic_batching_has_static_micro_batches(tmp_path: Path) -> None:
     finish(
         tmp_path,
         *GRPO,
-        TWO,
+        TWO_STEPS,
         f"{ACTOR}.use_dynamic_bsz=false",
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
     )
-    found = rows(tmp_path)
-    assert [row["training/global_step"] for row in found] == [1, 2]
-    assert all(row["batch/num_micro_batches"] == 4 for row in found)
+    records = rows(tmp_path)
+    assert [row["training/global_step"] for row in records] == [1, 2]
+    assert all(row["batch/num_micro_batches"] == 4 for row in records)

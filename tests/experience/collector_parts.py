@@ -1,6 +1,4 @@
-"""The real parts of a rank's rollouts around a small model, and an engine with weights of its
-own.
-"""
+"""A collector with real components around a small model, and an engine with its own weights."""
 
 from __future__ import annotations
 
@@ -16,39 +14,37 @@ from torch import Tensor, nn
 from tests.data.toy import Toy
 from tests.models.support import make_model
 from trainer.data import Example
-from trainer.experience.collector import Rolling
-from trainer.experience.prompts import Prompts
+from trainer.experience.collector import RolloutCollector
+from trainer.experience.prompt_queue import PromptQueue
 from trainer.experience.sampler import Sampler
-from trainer.experience.weight_sync import Synced
+from trainer.experience.weight_sync import WeightSync
 from trainer.rewards import Scorer
 from trainer.rollout import Sampling
 from trainer.rollout.hf import HfEngine
 
 DATA = Toy(40)
 SCORERS: list[Scorer] = []
-"""Of all parts made, to be closed at the end of a test: their workers hold what this process has
-open.
-"""
+"""Every scorer made, closed after each test: the workers hold the open files of this process."""
 EOS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-class Copied(HfEngine):
-    """Generates with a copy of the model, to which weights are handed over."""
+class CopyEngine(HfEngine):
+    """Generates with a copy of the model, which has to be given the weights."""
 
     shares_weights = False
 
-    def __init__(self, module: nn.Module, **how: Any) -> None:
-        super().__init__(copy.deepcopy(module), **how)
+    def __init__(self, module: nn.Module, **settings: Any) -> None:
+        super().__init__(copy.deepcopy(module), **settings)
         self.calls: list[str] = []
         with torch.no_grad():
             for p in self.module.parameters():
                 p.zero_()
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        own = dict(self.module.named_parameters())
+        parameters = dict(self.module.named_parameters())
         with torch.no_grad():
             for name, tensor in weights:
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
         self.calls.append(f"weights {version}")
         self.version = version
 
@@ -62,8 +58,8 @@ class Copied(HfEngine):
         self.calls.append("sleep")
 
 
-class Words:
-    """A tokenizer that writes ids as numbers."""
+class NumberTokenizer:
+    """Decodes ids as numbers."""
 
     def batch_decode(self, rows: Any, skip_special_tokens: bool = True) -> list[str]:
         return [" ".join(map(str, row.tolist())) for row in rows]
@@ -76,17 +72,19 @@ def length_reward(
 
 
 class Engine:
-    """Stands for the trainer's engine: the module, and what is asked of it around generation."""
+    """Stands for the training engine: the module, and the methods used around a generation."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.settings, self.whole = module, SimpleNamespace(zero_stage=1), 0
+        self.module = module
+        self.settings = SimpleNamespace(zero_stage=1)
+        self.gathers = 0
 
     @contextmanager
     def whole_weights(self) -> Iterator[nn.Module]:
-        self.whole += 1
+        self.gathers += 1
         yield self.module
 
-    def trim(self) -> None: ...
+    def trim_memory(self) -> None: ...
 
     def train(self) -> None:
         """Change the weights, the same way each time."""
@@ -97,47 +95,49 @@ class Engine:
 
 
 def batches(size: int) -> Iterator[list[Example]]:
-    at = 0
+    first = 0
     while True:
-        yield [DATA[i % 40] for i in range(at, at + size)]
-        at += size
+        yield [DATA[i % 40] for i in range(first, first + size)]
+        first += size
 
 
-def make_rolling(
+def make_collector(
     world: Any = None,
     *,
-    want: int = 4,
+    batch_size: int = 4,
     n: int = 2,
-    over: float = 1.0,
-    staleness: int = 0,
+    over_sampling: float = 1.0,
+    max_staleness: int = 0,
     one_step_off: bool = False,
     copied: bool = False,
     streaming: bool = True,
     reward: Any = length_reward,
-) -> tuple[Rolling, Engine, HfEngine]:
+) -> tuple[RolloutCollector, Engine, HfEngine]:
     module = make_model()
     engine = Engine(module)
     SCORERS.append(Scorer(reward, workers=1))
-    rollout = (Copied if copied else HfEngine)(module, eos_ids=EOS, max_num_seqs=4)
+    rollout = (CopyEngine if copied else HfEngine)(module, eos_ids=EOS, max_num_seqs=4)
     sampler = Sampler(
-        speaker=rollout,
+        generator=rollout,
         sampling=Sampling(max_response_length=12),
         n=n,
         scorer=SCORERS[-1],
-        tokenizer=Words(),
+        tokenizer=NumberTokenizer(),
         seed=5,
         streaming=streaming,
     )
-    prompts = Prompts(batches(want), over_sampling=over, max_staleness=staleness)
-    world = world or SimpleNamespace(
-        rank=0, size=1, sum_tensor=lambda t: t, any=int, texts=lambda t: [t]
+    prompts = PromptQueue(
+        batches(batch_size), over_sampling=over_sampling, max_staleness=max_staleness
     )
-    rolling = Rolling(
+    world = world or SimpleNamespace(
+        rank=0, size=1, sum_tensor=lambda t: t, any=int, gather=lambda value: [value]
+    )
+    collector = RolloutCollector(
         prompts,
         sampler,
-        Synced(rollout, engine),
+        WeightSync(rollout, engine),
         world,
-        want=want,
+        batch_size=batch_size,
         one_step_off=one_step_off,  # type: ignore[arg-type]
     )
-    return rolling, engine, rollout
+    return collector, engine, rollout

@@ -20,19 +20,27 @@ FAKES = {
 [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }
 env > "$FAKE/sbatch.env"
 [ "$1" = --test-only ] && { echo "sbatch: Job 7 to start at noon" >&2; exit 0; }
-n=$(ls "$FAKE" | grep -c '^script'); cp "$1" "$FAKE/script$n"; echo "Submitted batch job $((100 + n))"
+n=$(ls "$FAKE" | grep -c '^script'); cp "$1" "$FAKE/script$n"
+echo "Submitted batch job $((100 + n))"
 """,
     "squeue": 'cat "$FAKE/squeue" 2>/dev/null; true',
     "sacct": 'cat "$FAKE/sacct" 2>/dev/null; true',
     "scancel": 'echo "scancel $*" >> "$FAKE/calls"',
-    "sinfo": """case "$*" in *%P*) printf 'low*\\nhigh\\n' ;; *%G*) echo "gpu:${GPUS:-8}" ;; esac""",
+    "sinfo": """
+case "$*" in
+  *%P*) printf 'low*\\nhigh\\n' ;;
+  *%G*) echo "gpu:${GPUS:-8}" ;;
+esac
+""",
     "scontrol": """
 case "$*" in
   "show config") echo "MaxArraySize            = ${MAX_ARRAY:-1001}" ;;
-  "show partition"*) echo "PartitionName=low GraceTime=10 MaxTime=${MAX_TIME:-UNLIMITED} TotalNodes=32" ;;
+  "show partition"*)
+    echo "PartitionName=low GraceTime=10 MaxTime=${MAX_TIME:-UNLIMITED} TotalNodes=32" ;;
   "show node"*) echo "   NodeAddr=10.0.0.7 NodeHostName=n1 Version=22.05" ;;
   "show hostnames"*) printf 'n1\nn2\n' ;;
-  "show job"*) cat "$FAKE/job" 2>/dev/null || echo "JobId=1 JobState=RUNNING Restarts=0 PreemptTime=None" ;;
+  "show job"*)
+    cat "$FAKE/job" 2>/dev/null || echo "JobId=1 JobState=RUNNING Restarts=0 PreemptTime=None" ;;
   *) echo "scontrol $*" >> "$FAKE/calls" ;;
 esac
 """,

@@ -28,9 +28,9 @@ HOLD_S = 400.0
 
 
 def main(run: Path) -> int:
-    asked: list[str] = []
+    signals: list[str] = []
     for number in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, lambda n, f: asked.append(signal.Signals(n).name[3:]))
+        signal.signal(number, lambda n, f: signals.append(signal.Signals(n).name[3:]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
     config = yaml.safe_load((run / "config.yaml").read_text())
     env = os.environ
@@ -48,11 +48,12 @@ def main(run: Path) -> int:
     total = int(config["trainer"]["total_training_steps"])
     saved = run / f"state_{rank}.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weights": ""}
-    hold, until = state["step"] + HOLD_AFTER, time.monotonic() + HOLD_S
-    while state["step"] < total and not asked:
+    hold = state["step"] + HOLD_AFTER
+    deadline = time.monotonic() + HOLD_S
+    while state["step"] < total and not signals:
         time.sleep(STEP_S)
         if state["step"] >= hold and not (run / "go").exists():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"held for {HOLD_S} s")
             continue
         state["step"] += 1
@@ -65,16 +66,14 @@ def main(run: Path) -> int:
                 )
         if state["step"] % 10 == 0:
             _save(saved, state)
-    for number in (
-        signal.SIGUSR2,
-        signal.SIGTERM,
-    ):  # as trainer.base.signals: one that comes late must not kill what has saved
+    # As in trainer.base.signals: a late signal must not kill a rank that has saved.
+    for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _save(saved, state)
     if state["step"] >= total:
         return 0
     if rank == 0:
-        note = {"cause": asked[0], "step": state["step"], "attempt": attempt, "time": time.time()}
+        note = {"cause": signals[0], "step": state["step"], "attempt": attempt, "time": time.time()}
         (run / "exit.json").write_text(json.dumps(note))
     return 85
 

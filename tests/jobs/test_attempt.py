@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.attempt.bookkeeping import begin, end
-from jobs.records import attempts, write_json
+from jobs.records import attempts
+from trainer.base import atomic
 
 PLAN = {
     "launch": "L",
@@ -40,7 +41,7 @@ FIELDS = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_json(tmp_path / "job.json", PLAN)
+    atomic.write_json(tmp_path / "job.json", PLAN)
     return tmp_path
 
 
@@ -132,14 +133,14 @@ def test_the_budget_for_lost_nodes_ends_a_run(
 def test_a_resubmit_does_not_pay_for_what_was_lost_before(run: Path) -> None:
     start(run, 1000.0)
     start(run, 2000.0, sacct="NODE_FAIL|0:0|n1|1500\n")
-    write_json(run / "job.json", PLAN | {"launch": "M"})
+    atomic.write_json(run / "job.json", PLAN | {"launch": "M"})
     assert start(run, 3000.0, sacct="NODE_FAIL|0:0|n1|2500\n") == "3"  # the old launch's second one
     assert start(run, 4000.0, sacct="NODE_FAIL|0:0|n1|3500\n") == "4"
     assert start(run, 5000.0, sacct="NODE_FAIL|0:0|n1|4500\n") == "stop"
     assert [line["launch"] for line in attempts(run)] == ["L", "L", "M", "M"]
 
 
-def test_a_batch_script_back_from_a_node_that_was_cut_off_has_no_say(run: Path) -> None:
+def test_a_batch_script_back_from_a_node_that_was_cut_off_changes_nothing(run: Path) -> None:
     start(run, 1000.0)
     start(run, 2000.0, sacct="NODE_FAIL|0:0|n1|1500\n")
     assert (

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from jobs.hydra_entry import launch_on_slurm
 from jobs.slurm import Slurm, seconds
-from jobs.submit.hydra_entry import launch_on_slurm
 from jobs.submit.launch import jobs_of
 from jobs.submit.preflight import folder_problems, save_seconds
 from tests.jobs.conftest import point, put
 from trainer.base.errors import UserError
+from trainer.base.model_shape import ModelShape
 from trainer.plan.memory import checkpoint_bytes
-from trainer.plan.model import shape_of as model_shape_of
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_message(
     assert not list(fake.glob("script*")) and not (tmp_path / "sweep").exists()
 
 
-def test_all_jobs_are_told_at_once(fake: Path, tmp_path: Path) -> None:
+def test_the_problems_of_all_jobs_are_one_message(fake: Path, tmp_path: Path) -> None:
     points = [point(0), point(1, trainer__nnodes=0), point(2, data__train_batch_size=0)]
     with pytest.raises(UserError) as caught:
         launch_on_slurm(points, {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
@@ -160,7 +160,7 @@ def test_without_slurm_the_local_launcher_is_named(
         launch_on_slurm([point(0)], {}, tmp_path / "sweep")
 
 
-def test_sbatchs_own_words_are_shown_and_the_ledger_knows_the_plan(
+def test_sbatchs_message_is_shown_and_the_ledger_has_the_plan(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFUSE", "Invalid account or account/partition combination")
@@ -218,7 +218,8 @@ SEVEN_B = {
         (
             {"grace_s": 30},
             {},
-            r"predicted to take 10\d s.*cluster\.grace_s=30; use a partition with a longer GraceTime",
+            r"predicted to take 10\d s.*cluster\.grace_s=30; "
+            "use a partition with a longer GraceTime",
         ),
     ],
 )
@@ -235,7 +236,7 @@ def test_a_checkpoint_longer_than_the_warning(
 def test_the_size_of_a_checkpoint_has_one_formula(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SEVEN_B))
     (job,) = jobs_of([point(0, actor_rollout_ref__model__path=str(tmp_path))], tmp_path)
-    size = checkpoint_bytes(model_shape_of(tmp_path), precision="bf16", zero_stage=1)
+    size = checkpoint_bytes(ModelShape.from_folder(tmp_path), precision="bf16", zero_stage=1)
     assert save_seconds(job.checked, job.shape) == pytest.approx(
         size / 1e9 + 1
     )  # at 1 GB/s; a second to commit
@@ -246,7 +247,7 @@ def test_run_folder_below_a_file(tmp_path: Path) -> None:
     assert "not a folder that you may write to" in folder_problems(tmp_path / "file/run", ())[0]
 
 
-def test_a_slurm_that_hangs_is_named_not_waited_for(fake: Path, tmp_path: Path) -> None:
+def test_a_slurm_that_hangs_is_an_error_after_a_time_limit(fake: Path, tmp_path: Path) -> None:
     put(tmp_path / "bin", "squeue", "exec sleep 60")
     with pytest.raises(UserError, match="'squeue' didn't answer within 0 s"):
         Slurm(timeout_s=0.2).queue(["7_0"])

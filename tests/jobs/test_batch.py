@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.hydra_entry import launch_on_slurm
 from jobs.records import attempts
-from jobs.submit.hydra_entry import launch_on_slurm
 from tests.jobs.conftest import calls, point, put, until
 from trainer.base.run_folder import read_json
 
@@ -246,7 +246,10 @@ def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
 
 def test_the_payload_holds_strings_only(lab: Lab) -> None:
     lab.launch([point(0)])
-    code = "import sys, submitit.core.utils as u; d = u.DelayedSubmission.load(sys.argv[1]); print(vars(d.function))"
+    code = (
+        "import sys, submitit.core.utils as u; "
+        "d = u.DelayedSubmission.load(sys.argv[1]); print(vars(d.function))"
+    )
     pickle = next(iter(lab.sweep.glob(".submitit/*/*_submitted.pkl")))
     out = subprocess.run(
         [sys.executable, "-c", code, str(pickle)],

@@ -59,10 +59,10 @@ LATE = {"elapsed_s": 3500.0, "limit_s": 3600.0, "signal_delay_s": 120.0}
         # Steps are long: the trainer saved before Slurm warned it.
         (
             "timeout",
-            Ending(exit_code=85, asked_by="TIME", slurm=RUNNING, elapsed_s=1800, limit_s=3600),
+            Ending(exit_code=85, stop_request="TIME", slurm=RUNNING, elapsed_s=1800, limit_s=3600),
         ),
         # One rank saved and left first, srun ended the others: the trainer's own note decides.
-        ("timeout", Ending(exit_code=137, asked_by="USR2", slurm=RUNNING, **LATE)),
+        ("timeout", Ending(exit_code=137, stop_request="USR2", slurm=RUNNING, **LATE)),
         (
             "timeout",
             Ending(exit_code=85, slurm={"JobState": "COMPLETING"}, elapsed_s=3605, limit_s=3600),

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from jobs import ledger
 from jobs.__main__ import main
+from jobs.evidence import states_of
 from jobs.ledger import Entry
 from jobs.records import append_line
 from jobs.slurm import Slurm
 from jobs.submit.cluster_config import Cluster, Container
-from jobs.submit.launch import jobs_of, states_of
+from jobs.submit.launch import jobs_of
 from jobs.submit.plan import Job, make_plan
 from jobs.submit.report import plan_text
 from jobs.submit.shape import Shape
@@ -50,12 +51,12 @@ def entry(root: Path, index: int, **values: object) -> Entry:
 
 
 @pytest.fixture
-def book(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ledger_file(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four runs: completed, failed, pending, unknown to Slurm."""
     path = tmp_path / "ledger.jsonl"
     monkeypatch.setenv("PLIMSOLL_LEDGER", str(path))
     entries = [entry(tmp_path, n) for n in range(4)]
-    ledger.note(path, entries)
+    ledger.append(path, entries)
     for number, cause, why in ((0, "done", "finished"), (1, "error", "error: as before")):
         line = {"attempt": 1, "launch": "L", "cause": cause, "why": why}
         append_line(Path(entries[number].run) / "attempts.jsonl", line)
@@ -68,7 +69,7 @@ def book(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_status(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status(ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
     rows = {
         r["name"]: (r["state"], r["reason"])
@@ -89,8 +90,11 @@ def test_status(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words", [["s/1"], ["100_1"], ["{tmp}/run1"], ["--state", "failed"], ["s", "--state", "FAILED"]]
 )
-def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--json", *(w.replace("{tmp}", str(book.parent)) for w in words)]) == 0
+def test_selection(words: list[str], ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["status", "--json", *(w.replace("{tmp}", str(ledger_file.parent)) for w in words)])
+        == 0
+    )
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["s/1"]
 
 
@@ -111,14 +115,14 @@ def test_selection(words: list[str], book: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_wrong_input(
-    words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, ledger_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([word.replace("{tmp}", str(book.parent)) for word in words]) == 2
+    assert main([word.replace("{tmp}", str(ledger_file.parent)) for word in words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_cancel_ends_only_what_lives(
-    book: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+    ledger_file: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cancel", "s"]) == 0
     assert calls(fake) == "scancel 100_2\n"
@@ -127,13 +131,15 @@ def test_cancel_ends_only_what_lives(
 
 
 def test_the_table_on_a_narrow_terminal_and_in_a_pipe(
-    book: Path, capsys: pytest.CaptureFixture[str]
+    ledger_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name can be copied from it, a failed run says its last words, and a pipe gets neither
     colours nor folds.
     """
-    (book.parent / "run1/logs/attempt_1/rank_0.log").write_text("step 1\nRuntimeError: on fire\n")
-    entries = select(ledger.read(book), [])
+    (ledger_file.parent / "run1/logs/attempt_1/rank_0.log").write_text(
+        "step 1\nRuntimeError: on fire\n"
+    )
+    entries = select(ledger.read(ledger_file), [])
     table = table_of(entries, states_of(entries, Slurm()))
     narrow = io.StringIO()
     Console(file=narrow, width=60, no_color=True).print(table)
@@ -181,7 +187,7 @@ def test_a_plan_says_once_what_all_jobs_share() -> None:
     assert text.count("model=builtin:tiny") == 1 and "    0: lr=0\n    1: lr=1\n" in text
 
 
-def test_a_mistake_of_all_jobs_is_told_once(tmp_path: Path) -> None:
+def test_a_mistake_shared_by_all_jobs_is_one_message(tmp_path: Path) -> None:
     points = [
         point(n, "trainer.nnodes=0", f"trainer.seed={n}", trainer__nnodes=0, trainer__seed=n)
         for n in range(9)
@@ -193,22 +199,45 @@ def test_a_mistake_of_all_jobs_is_told_once(tmp_path: Path) -> None:
     assert "job 1" not in str(caught.value)
 
 
-def test_logs_of_a_run_that_waits(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (book.parent / "run2/logs/attempt_1").rmdir()
+def test_logs_of_a_run_that_waits(ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (ledger_file.parent / "run2/logs/attempt_1").rmdir()
     assert main(["logs", "s/2"]) == 1
     assert capsys.readouterr().err == "s/2 is PENDING (Priority)\n"
 
 
-def test_compare_at_the_last_common_step(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_at_the_last_common_step(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["compare", "s/0", "s/1"])
     out = capsys.readouterr().out
     assert "step 2" in out and "0.2" in out and "1.2" in out
 
 
-def test_logs_follow_goes_on_to_the_next_attempt(
-    book: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("spelled", "shown"), [('"NaN"', "nan"), ("NaN", "nan"), ('"Infinity"', "inf")]
+)
+def test_a_diverged_run_is_shown_as_that(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str], spelled: str, shown: str
 ) -> None:
-    run = book.parent / "run0"
+    """Every sweep of the learning rate has a run that diverges: it must not look like one without
+    metrics.
+    """
+    for number, loss in ((0, "0.5"), (1, spelled)):
+        record = ledger_file.parent / f"run{number}" / "metrics.jsonl"
+        record.write_text(
+            f'{{"step": 1, "train/loss": 0.7}}\n'
+            f'{{"step": 2, "train/loss": {loss}, "val/reward": {loss}}}\n{{"step": 3, "tr'
+        )
+    assert main(["compare", "s/0", "s/1", "--metric", "train/loss"]) == 0
+    assert [row.split()[-1] for row in capsys.readouterr().out.splitlines()[-2:]] == ["0.5", shown]
+    assert main(["status"]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_logs_follow_goes_on_to_the_next_attempt(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ledger_file.parent / "run0"
     (run / "logs/attempt_1/rank_0.log").write_text("one\ntwo\n")
     (run / "logs/attempt_2").mkdir()
     (run / "logs/attempt_2/rank_0.log").write_text("three\n")
@@ -225,9 +254,9 @@ def test_logs_follow_goes_on_to_the_next_attempt(
     assert capsys.readouterr().out.endswith("three\n")
 
 
-def test_sync_in_attempt_order(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_in_attempt_order(ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stamp in ("20260102_000000", "20260101_000000"):
-        (book.parent / f"run0/wandb/offline-run-{stamp}-abc").mkdir(parents=True)
+        (ledger_file.parent / f"run0/wandb/offline-run-{stamp}-abc").mkdir(parents=True)
     assert main(["sync", "s/0", "--dry-run"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert (
@@ -238,10 +267,10 @@ def test_sync_in_attempt_order(book: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_a_torn_ledger_line_hides_nothing_else(book: Path) -> None:
-    with book.open("a") as file:
+def test_a_torn_ledger_line_hides_nothing_else(ledger_file: Path) -> None:
+    with ledger_file.open("a") as file:
         file.write('{"name": "s/9", "swe')
-    assert len(ledger.read(book)) == 4
+    assert len(ledger.read(ledger_file)) == 4
 
 
 def test_jobs_imports_fast_and_without_torch() -> None:
@@ -254,5 +283,5 @@ def test_jobs_imports_fast_and_without_torch() -> None:
         "assert len(sys.modules) < 400, len(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
-    whole = "import sys, jobs.submit.hydra_entry, jobs.submit.executor; assert 'torch' not in sys.modules"
+    whole = "import sys, jobs.hydra_entry, jobs.submit.executor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=300)

@@ -82,7 +82,9 @@ def builder(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         "apptainer",
         """
 case $1 in
-  build) echo "FATAL: $BUILD_SAYS" >&2; [ -z "$BUILD_SAYS" ] || exit 255; cp "${@: -1}" "${@: -2:1}" ;;
+  build)
+    echo "FATAL: $BUILD_SAYS" >&2; [ -z "$BUILD_SAYS" ] || exit 255
+    cp "${@: -1}" "${@: -2:1}" ;;
   test) exit "${TEST_CODE:-0}" ;;
 esac""",
     )
@@ -108,7 +110,10 @@ def test_build_says_what_it_made(
     assert re.search(r"container\.digest=sha256:[0-9a-f]{64}$", done.stdout.strip())
 
 
-NO_HUB = 'While performing build: conveyor failed to get: Get "https://index.docker.io/v2/": dial tcp: no such host'
+NO_HUB = (
+    'While performing build: conveyor failed to get: Get "https://index.docker.io/v2/": '
+    "dial tcp: no such host"
+)
 
 
 @pytest.mark.parametrize(

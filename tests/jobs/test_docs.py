@@ -13,7 +13,7 @@ import yaml
 from jobs.__main__ import parser
 from jobs.submit.cluster_config import Cluster, Container
 from jobs.submit.options import SlurmOptions
-from jobs.view.compare import USUAL
+from jobs.view.compare import DEFAULT_METRICS
 from jobs.view.table import ETTR, REWARD, SPEED
 from tests.tracking.documented import undocumented
 
@@ -41,7 +41,7 @@ def test_commands_parse(page: Path) -> None:
 
 
 def test_tables_show_metrics_that_runs_have() -> None:
-    assert undocumented({*USUAL, *REWARD, *SPEED, *ETTR}) == set()
+    assert undocumented({*DEFAULT_METRICS, *REWARD, *SPEED, *ETTR}) == set()
 
 
 @pytest.mark.parametrize(

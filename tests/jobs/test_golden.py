@@ -13,12 +13,12 @@ import pytest
 from jobs.submit.cluster_config import Cluster, Container
 from jobs.submit.executor import ArrayExecutor
 from jobs.submit.options import SlurmOptions
-from jobs.submit.runtime import Place, task_script
+from jobs.submit.runtime import BatchPaths, task_script
 from jobs.submit.script import script_of
 from jobs.submit.shape import Shape
 
 GOLDEN = Path(__file__).parent / "golden"
-PLACE = Place(
+PLACE = BatchPaths(
     folder=Path("/runs/a sweep/.submitit/b"),
     code=Path("/runs/a sweep/code"),
     binds=("/data/it's", "/models"),
@@ -77,7 +77,7 @@ def rendered(name: str) -> dict[str, str]:
         OPTIONS,
         PLACE,
         sweep="s1",
-        here="/venv/bin/python",
+        interpreter="/venv/bin/python",
         environment={"WANDB_RUN_GROUP": "s1"},
     )
     executor = ArrayExecutor(folder=PLACE.folder, python=script.python)

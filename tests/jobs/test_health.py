@@ -10,7 +10,7 @@ import pytest
 
 from jobs.submit.cluster_config import Cluster, Container
 from jobs.submit.freeze import health_script
-from jobs.submit.plan import Batch
+from jobs.submit.plan import JobBatch
 from jobs.submit.shape import Shape
 from tests.jobs.conftest import put
 
@@ -53,7 +53,7 @@ def test_health(
     shape = Shape(
         nodes=1, ranks_per_node=2, gpus_per_node=2, cluster=settings, container=Container()
     )
-    script = put(tmp_path, "health.sh", health_script(Batch(name="b", shape=shape, jobs=())))
+    script = put(tmp_path, "health.sh", health_script(JobBatch(name="b", shape=shape, jobs=())))
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(script), str(tmp_path)],
@@ -77,7 +77,7 @@ def test_a_run_folder_that_the_node_cannot_write(tmp_path: Path) -> None:
         cluster=Cluster(min_free_disk_gb=0.0),
         container=Container(),
     )
-    script = put(tmp_path, "health.sh", health_script(Batch(name="b", shape=shape, jobs=())))
+    script = put(tmp_path, "health.sh", health_script(JobBatch(name="b", shape=shape, jobs=())))
     done = subprocess.run(
         ["bash", str(script), "/proc/nowhere"],
         capture_output=True,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs import ledger
+from jobs.hydra_entry import launch_here
 from jobs.records import attempts
-from jobs.submit.hydra_entry import launch_here
 from tests.jobs.conftest import point
 from trainer.base.errors import UserError
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import ledger
+from jobs.evidence import states_of
 from jobs.ledger import Entry
 from jobs.submit.cluster_config import Cluster, Container
-from jobs.submit.launch import states_of
-from jobs.submit.plan import Earlier, Job, make_plan
+from jobs.submit.plan import Job, PreviousRun, make_plan
 from jobs.submit.shape import Shape, shape_of
 from jobs.submit.signature import signature_of
 from trainer.base.errors import UserError
@@ -58,12 +58,12 @@ def test_every_job_is_in_exactly_one_array_of_its_shape(ranks: list[int], limit:
     ],
 )
 def test_a_repeated_config(resubmit: str, state: str, submitted: int, again: bool) -> None:
-    earlier = {"s0": Earlier(run=Path("/old"), state=state, name="sweep/3")}
-    plan = make_plan([job(0)], max_array_size=10, resubmit=resubmit, earlier=earlier)
+    earlier = {"s0": PreviousRun(run=Path("/old"), state=state, name="sweep/3")}
+    plan = make_plan([job(0)], max_array_size=10, resubmit=resubmit, previous=earlier)
     assert len(plan.jobs) == submitted
     if submitted:
         assert plan.jobs[0].run == (Path("/old") if again else Path("/r/0"))
-        assert plan.jobs[0].again is again
+        assert plan.jobs[0].resumes is again
     else:
         assert "sweep/3" in plan.skipped[0][1]
 
@@ -180,7 +180,7 @@ def test_a_thousand_jobs_plan_and_list_with_little_work(tmp_path: Path) -> None:
         )
         for j in plan.jobs
     ]
-    ledger.note(tmp_path / "ledger.jsonl", entries)
+    ledger.append(tmp_path / "ledger.jsonl", entries)
     planned = time.thread_time() - began
     assert len(plan.batches) == 12 and len(plan.jobs) == 1000  # 4 shapes of 250, in chunks of 100
     began = time.thread_time()

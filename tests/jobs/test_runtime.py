@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs.submit.cluster_config import Cluster, Container
-from jobs.submit.runtime import CACHES, Place, binds_of, task_script
+from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
 from jobs.submit.shape import Shape
 from tests.jobs.conftest import put, until
 
@@ -29,9 +29,9 @@ def shape(**container: object) -> Shape:
 
 def test_environment_of_an_image(tmp_path: Path) -> None:
     put(tmp_path, "apptainer", f'env > {tmp_path}/env; printf "%s\\n" "$@" > {tmp_path}/args')
-    place = Place(folder=tmp_path, code=tmp_path / "code", binds=("/data",))
+    paths = BatchPaths(folder=tmp_path, code=tmp_path / "code", binds=("/data",))
     script = put(
-        tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), place)
+        tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), paths)
     )
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -80,8 +80,8 @@ def test_environment_of_an_image(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_handler_waits_instead_of_killing(tmp_path: Path) -> None:
-    place = Place(folder=tmp_path, code=tmp_path / "code")
-    script = put(tmp_path, "task.sh", task_script(shape(), place))
+    paths = BatchPaths(folder=tmp_path, code=tmp_path / "code")
+    script = put(tmp_path, "task.sh", task_script(shape(), paths))
     code = (
         "import signal, sys, time\n"
         f"open({str(tmp_path / 'up')!r}, 'w').close()\n"

@@ -12,12 +12,13 @@ import pytest
 
 from jobs import ledger
 from jobs.__main__ import main
+from jobs.evidence import read_evidence, states_of
 from jobs.ledger import Entry
-from jobs.records import append_line, process_start, write_json
+from jobs.records import append_line, process_start
+from jobs.run_state import GRACE_S, FolderEvidence, state_of
 from jobs.slurm import JobInfo, Slurm, tasks_of
-from jobs.submit.launch import signs_of, states_of
-from jobs.view.state import GRACE_S, Signs, state_of
 from tests.jobs.conftest import put
+from trainer.base import atomic
 from trainer.base.errors import UserError
 
 NOW = 1_000_000.0
@@ -40,12 +41,12 @@ def line(cause: str, requeue: bool = False) -> dict[str, object]:
     return {"attempt": 1, "launch": "L", "cause": cause, "why": f"{cause}: so", "requeue": requeue}
 
 
-OPEN = Signs(attempts=(), begun=1, alive_at=NOW - 5)
-SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
+OPEN = FolderEvidence(attempts=(), begun=1, last_write=NOW - 5)
+SILENT = FolderEvidence(attempts=(), begun=1, last_write=NOW - GRACE_S - 5)
 
 
 @pytest.mark.parametrize(
-    ("signs", "queue", "accounting", "state", "reason"),
+    ("evidence", "queue", "accounting", "state", "reason"),
     [
         # It has left the queue, and accounting lags: neither lost nor ended.
         (OPEN, None, None, "ENDING", "left Slurm's queue; no record yet"),
@@ -56,18 +57,24 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
         (OPEN, None, "FAILED", "FAILED", "Slurm says FAILED; the batch script left no record"),
         (OPEN, "RUNNING", None, "RUNNING", "n1"),
         # python -m jobs cancel has said so itself, long ago or not.
-        (Signs(attempts=(), begun=0, cancelled=True), None, None, "CANCELLED", "cancelled"),
-        (Signs(attempts=(), begun=0, cancelled=True), "PENDING", None, "PENDING", ""),
+        (
+            FolderEvidence(attempts=(), begun=0, cancelled=True),
+            None,
+            None,
+            "CANCELLED",
+            "cancelled",
+        ),
+        (FolderEvidence(attempts=(), begun=0, cancelled=True), "PENDING", None, "PENDING", ""),
         # A task that was cancelled in the queue leaves no trace, but its array does.
         (
-            Signs(attempts=(), begun=0, started=False),
+            FolderEvidence(attempts=(), begun=0, launch_begun=False),
             "sibling",
             None,
             "CANCELLED",
             "cancelled before it started",
         ),
         (
-            Signs(attempts=(), begun=0, started=False),
+            FolderEvidence(attempts=(), begun=0, launch_begun=False),
             None,
             None,
             "LOST",
@@ -85,36 +92,60 @@ SILENT = Signs(attempts=(), begun=1, alive_at=NOW - GRACE_S - 5)
         ),
         # An attempt that was to be queued again, and is not: its budget is not used up.
         (
-            Signs(attempts=(line("preempted", True),), begun=1, alive_at=NOW - 5),
+            FolderEvidence(attempts=(line("preempted", True),), begun=1, last_write=NOW - 5),
             None,
             None,
             "ENDING",
             "left",
         ),
         (
-            Signs(attempts=(line("preempted", True),), begun=1),
+            FolderEvidence(attempts=(line("preempted", True),), begun=1),
             None,
             None,
             "LOST",
             "python -m jobs resubmit s/3",
         ),
         (
-            Signs(attempts=(line("preempted", True),), begun=1),
+            FolderEvidence(attempts=(line("preempted", True),), begun=1),
             None,
             "CANCELLED",
             "CANCELLED",
             "preempted: so",
         ),
-        (Signs(attempts=(line("preempted", True),), begun=1), "PENDING", None, "PENDING", ""),
-        (Signs(attempts=(line("preempted"),), begun=1), None, None, "EXHAUSTED", "preempted: so"),
-        (Signs(attempts=(line("cancelled"),), begun=1), None, None, "CANCELLED", "cancelled: so"),
+        (
+            FolderEvidence(attempts=(line("preempted", True),), begun=1),
+            "PENDING",
+            None,
+            "PENDING",
+            "",
+        ),
+        (
+            FolderEvidence(attempts=(line("preempted"),), begun=1),
+            None,
+            None,
+            "EXHAUSTED",
+            "preempted: so",
+        ),
+        (
+            FolderEvidence(attempts=(line("cancelled"),), begun=1),
+            None,
+            None,
+            "CANCELLED",
+            "cancelled: so",
+        ),
         # An older attempt's line says nothing about the one that runs.
-        (Signs(attempts=(line("preempted", True),), begun=2), "RUNNING", None, "RUNNING", "n1"),
-        (Signs(attempts=(line("done"),), begun=1), "RUNNING", None, "COMPLETED", ""),
+        (
+            FolderEvidence(attempts=(line("preempted", True),), begun=2),
+            "RUNNING",
+            None,
+            "RUNNING",
+            "n1",
+        ),
+        (FolderEvidence(attempts=(line("done"),), begun=1), "RUNNING", None, "COMPLETED", ""),
     ],
 )
 def test_state(
-    signs: Signs, queue: str | None, accounting: str | None, state: str, reason: str
+    evidence: FolderEvidence, queue: str | None, accounting: str | None, state: str, reason: str
 ) -> None:
     held = (
         {"7_3": JobInfo(state=queue, nodes="n1" if queue == "RUNNING" else "", reason="None")}
@@ -123,7 +154,7 @@ def test_state(
     )
     held = {"7_4": JobInfo(state="PENDING")} if queue == "sibling" else held
     known = {"7_3": JobInfo(state=accounting)} if accounting else {}
-    found = state_of(ENTRY, signs, held, known, now=NOW)
+    found = state_of(ENTRY, evidence, held, known, now=NOW)
     assert found.state == state and reason in found.reason
 
 
@@ -132,7 +163,7 @@ def run(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     folder = tmp_path / "run"
     (folder / "logs/attempt_1").mkdir(parents=True)
     entry = Entry(**{**vars(ENTRY), "run": str(folder), "time": time.time() - 9000})
-    ledger.note(tmp_path / "ledger.jsonl", [entry])
+    ledger.append(tmp_path / "ledger.jsonl", [entry])
     monkeypatch.setenv("PLIMSOLL_LEDGER", str(tmp_path / "ledger.jsonl"))
     return entry
 
@@ -147,10 +178,10 @@ def test_a_cancelled_run_is_cancelled_at_once(
     resubmitted = Entry(
         **{**vars(run), "launch": "M"}
     )  # what was cancelled was the launch, not the run
-    assert not signs_of(resubmitted).cancelled
+    assert not read_evidence(resubmitted).cancelled
 
 
-def test_a_run_that_ended_between_two_looks_is_not_lost(
+def test_a_run_that_ended_between_two_reads_is_not_lost(
     run: Entry, fake: Path, tmp_path: Path
 ) -> None:
     """Its record is written after the first look at its folder and before Slurm is asked."""
@@ -200,7 +231,7 @@ def test_a_local_run_lives_as_long_as_its_process(
 ) -> None:
     entry = Entry(**{**vars(run), "job": "local"})
     begin = {"nodes": os.uname().nodename, "pid": pid, "pid_start": process_start(pid) + shift}
-    write_json(Path(run.run) / "logs/attempt_1/begin.json", begin)
+    atomic.write_json(Path(run.run) / "logs/attempt_1/begin.json", begin)
     assert states_of([entry], Slurm())[run.run].state == state
 
 

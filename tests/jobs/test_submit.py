@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from jobs import ledger
+from jobs.hydra_entry import launch_on_slurm
 from jobs.records import append_line
-from jobs.submit.hydra_entry import launch_on_slurm
 from tests.jobs.conftest import point, put
 from trainer.base.errors import UserError
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.base import environment, signals
+from trainer.base import environment, rank_info, signals
 from trainer.base.errors import UserError
 from trainer.launch import report_error
 from trainer.tracking.console import make_display
@@ -22,71 +22,71 @@ def main(run_dir: Path) -> int:
         os.kill(os.getpid(), signal.SIGUSR2)
     signals.install()
     environment.prepare()
-    info = environment.rank_from_environment()
-    here = Path(run_dir)
+    info = rank_info.rank_from_environment()
+    folder = Path(run_dir)
     slurm = sorted(k for k in os.environ if k.startswith(("SLURM_", "PLIMSOLL_SLURM")))
-    with (here / f"started_{info.rank}").open("a") as file:
+    with (folder / f"started_{info.rank}").open("a") as file:
         file.write(f"{os.getpid()} {info} {slurm} {os.environ['OMP_NUM_THREADS']}\n")
     sys.stdout.write(f"rank {info.rank} is here\n")
     sys.stdout.flush()
     plan = dict(part.split("=") for part in os.environ.get("RANK_PLAN", "").split(",") if part)
     try:
-        return act(plan.get(str(info.rank), "finish"), here, info)
+        return act(plan.get(str(info.rank), "finish"), folder, info)
     except Exception as error:
         code = report_error(error)
         if plan.get(str(info.rank)) == "hang":  # destroying its communicator waits for the peers
-            act("deaf", here, info)
+            act("deaf", folder, info)
         return code
 
 
-def act(what: str, here: Path, info: environment.RankInfo) -> int:
+def act(action: str, folder: Path, info: rank_info.RankInfo) -> int:
     deadline = time.monotonic() + BOUND_S
-    if what == "finish":
+    if action == "finish":
         return 0
-    if what in ("crash", "hang"):
-        wait_for(here, info)
+    if action in ("crash", "hang"):
+        wait_for(folder, info)
         raise RuntimeError("the tensor is on fire")
-    if what == "wrong":
-        wait_for(here, info)
+    if action == "wrong":
+        wait_for(folder, info)
         raise UserError("data.train_files=x: no such file")
-    if what == "peer":  # what a rank says when another one has gone
-        while not list(here.glob("logs/*/*.error")) and time.monotonic() < deadline:
+    if action == "peer":  # the error of a rank whose peer has gone
+        while not list(folder.glob("logs/*/*.error")) and time.monotonic() < deadline:
             time.sleep(0.01)
         raise RuntimeError("Connection closed by peer")
-    if what == "segfault":
-        wait_for(here, info)
+    if action == "segfault":
+        wait_for(folder, info)
         sys.stdout.write("last words\n")
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "save":
+    if action == "save":
         while signals.requested() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        (here / f"saved_{info.rank}").write_text(str(signals.requested()))
+        (folder / f"saved_{info.rank}").write_text(str(signals.requested()))
         return 85
-    if what == "leave":  # ends in order, but what it started does not
+    if action == "leave":  # ends in order, but what it started does not
         child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({BOUND_S})"])
-        (here / f"grandchild_{info.rank}").write_text(str(child.pid))
+        (folder / f"grandchild_{info.rank}").write_text(str(child.pid))
         return 0
-    if what == "deaf":  # stuck in a collective: never reaches its step boundary
+    if action == "deaf":  # stuck in a collective: never reaches its step boundary
         child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({BOUND_S})"])
-        (here / f"grandchild_{info.rank}").write_text(str(child.pid))
+        (folder / f"grandchild_{info.rank}").write_text(str(child.pid))
         while time.monotonic() < deadline:
             time.sleep(0.01)
             if signals.requested():
-                (here / f"heard_{info.rank}").write_text(str(signals.requested()))
-    if what == "show":
+                (folder / f"heard_{info.rank}").write_text(str(signals.requested()))
+    if action == "show":
         display = make_display(3, 0)
         for step in (1, 2, 3):
             display.update(step, {"critic/score/mean": 0.25 * step})
         display.close()
         return 0
-    raise AssertionError(what)
+    raise AssertionError(action)
 
 
-def wait_for(here: Path, info: environment.RankInfo) -> None:
+def wait_for(folder: Path, info: rank_info.RankInfo) -> None:
     """Let all ranks start before this one fails."""
     deadline = time.monotonic() + BOUND_S
-    while len(list(here.glob("started_*"))) < info.world_size and time.monotonic() < deadline:
+    while len(list(folder.glob("started_*"))) < info.world_size and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

@@ -1,3 +1,5 @@
+"""Ranks start, fail, are stopped and end together, whatever each of them does."""
+
 from __future__ import annotations
 
 import os
@@ -12,8 +14,7 @@ import psutil
 import pytest
 
 from tests.tracking.terminal import drain
-from trainer.launch import new_attempt
-from trainer.launch.report import LogText, tail
+from trainer.launch.screen import LogText
 
 PARENT = """
 import sys
@@ -24,10 +25,8 @@ signals.install()
 sys.exit(run({}, Path(sys.argv[1]), int(sys.argv[2])))
 """
 BOUND_S = 200.0
-"""Of a wait that ends by itself, far beyond what a busy machine makes of it."""
-
-
-SHORT = {"PLIMSOLL_KILL_GRACE_S": "0.5"}
+"""Limit of a wait that ends by itself, far beyond what it takes on a busy machine."""
+SHORT_GRACE = {"PLIMSOLL_KILL_GRACE_S": "0.5"}
 """For ranks that never end by themselves."""
 
 
@@ -65,12 +64,11 @@ def wait_until_started(folder: Path, ranks: int, name: str = "started") -> None:
 
 def pids(folder: Path) -> list[int]:
     notes = [p.read_text() for name in ("started", "grandchild") for p in folder.glob(f"{name}_*")]
-    return [
-        int(note.split()[0]) for note in notes if note
-    ]  # a rank may be killed before it has written its own
+    # A rank may be killed before it has written its own.
+    return [int(note.split()[0]) for note in notes if note]
 
 
-def lives(number: int) -> bool:
+def is_alive(number: int) -> bool:
     try:
         return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -79,12 +77,12 @@ def lives(number: int) -> bool:
 
 def assert_gone(numbers: list[int]) -> None:
     deadline = time.monotonic() + BOUND_S
-    while alive := [n for n in numbers if lives(n)]:
+    while alive := [n for n in numbers if is_alive(n)]:
         assert time.monotonic() < deadline, f"orphans: {alive}"
         time.sleep(0.01)
 
 
-def test_ranks_know_their_places_and_share_the_cores(tmp_path: Path) -> None:
+def test_ranks_have_their_numbers_and_share_the_cores(tmp_path: Path) -> None:
     code, out = finish(
         start(tmp_path, 2, "", SLURM_PROCID="7", SLURM_JOB_ID="9", PLIMSOLL_SLURM="1")
     )
@@ -102,7 +100,7 @@ def test_ranks_know_their_places_and_share_the_cores(tmp_path: Path) -> None:
         assert log.read_text() == f"rank {rank} is here\n" and log.stat().st_mode & 0o077 == 0
 
 
-def test_one_rank_runs_in_place(tmp_path: Path) -> None:
+def test_one_rank_runs_in_this_process(tmp_path: Path) -> None:
     code, out = finish(start(tmp_path, 1, ""))
     assert (code, out) == (0, "rank 0 is here\n")
     assert not (tmp_path / "logs").exists()
@@ -133,7 +131,7 @@ def test_wrong_input_shows_its_traceback_when_asked(tmp_path: Path) -> None:
     assert code == 2 and "Traceback" in out
 
 
-def test_a_rank_that_died_without_a_word_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_rank_that_died_without_an_error_shows_the_end_of_its_log(tmp_path: Path) -> None:
     code, out = finish(start(tmp_path, 2, "0=save,1=segfault"))
     assert code == 128 + signal.SIGSEGV
     assert "Rank 1 failed first: killed by SIGSEGV." in out and out.splitlines()[-1] == "last words"
@@ -141,26 +139,26 @@ def test_a_rank_that_died_without_a_word_shows_the_end_of_its_log(tmp_path: Path
 
 
 def test_a_rank_stuck_in_a_collective_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash", **SHORT))
+    code, out = finish(start(tmp_path, 3, "0=finish,1=deaf,2=crash", **SHORT_GRACE))
     assert code == 1
     assert out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
     assert_gone(pids(tmp_path))
 
 
 def test_a_failed_rank_that_hangs_on_its_way_out_does_not_hold_the_run(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "0=deaf,1=hang", **SHORT))
+    code, out = finish(start(tmp_path, 2, "0=deaf,1=hang", **SHORT_GRACE))
     assert code == 1 and out.splitlines()[-1] == "RuntimeError: the tensor is on fire"
     assert "Rank 1 failed first: exit code 1." in out
     assert_gone(pids(tmp_path))
 
 
-def test_what_a_rank_left_behind_is_ended(tmp_path: Path) -> None:
+def test_processes_that_a_rank_left_are_ended(tmp_path: Path) -> None:
     assert finish(start(tmp_path, 2, "1=leave"))[0] == 0
     assert_gone(pids(tmp_path))
 
 
 def test_a_rank_that_goes_on_after_the_end_is_named(tmp_path: Path) -> None:
-    code, out = finish(start(tmp_path, 2, "1=deaf", PLIMSOLL_FINISH_GRACE_S="0.5", **SHORT))
+    code, out = finish(start(tmp_path, 2, "1=deaf", PLIMSOLL_FINISH_GRACE_S="0.5", **SHORT_GRACE))
     assert code != 0
     assert "Rank 1 failed first: it went on long after another rank had finished." in out
     assert_gone(pids(tmp_path))
@@ -220,7 +218,7 @@ def test_a_terminal_gets_the_live_line_and_the_log_its_last_state(tmp_path: Path
     assert "3/3" in line and "reward 0.75" in line and "\x1b" not in line
 
 
-def test_log_text_is_what_stood_on_the_lines_in_the_end() -> None:
+def test_log_text_is_the_last_state_of_each_line() -> None:
     text = LogText()
     assert text.feed(b"1 of 3\r2 of 3\r") == b""
     assert text.feed(b"3 of 3\r\n\x1b[31mre") == b"3 of 3\n"
@@ -228,14 +226,7 @@ def test_log_text_is_what_stood_on_the_lines_in_the_end() -> None:
     assert text.end() == b"next"
 
 
-def test_attempts_have_folders_of_their_own(tmp_path: Path) -> None:
-    assert [new_attempt(tmp_path)[0] for _ in range(2)] == [1, 2]
-    (tmp_path / "logs" / "attempt_10").mkdir()
-    number, folder = new_attempt(tmp_path)
-    assert number == 11 and folder.stat().st_mode & 0o077 == 0
-
-
-def test_an_attempt_that_its_caller_counts_gets_no_second_number(tmp_path: Path) -> None:
+def test_an_attempt_with_a_number_gets_no_second_one(tmp_path: Path) -> None:
     (tmp_path / "logs/attempt_4").mkdir(parents=True)
     parent = PARENT.replace("int(sys.argv[2])", "int(sys.argv[2]), attempt=4")
     done = subprocess.run(
@@ -248,12 +239,5 @@ def test_an_attempt_that_its_caller_counts_gets_no_second_number(tmp_path: Path)
     )
     assert done.returncode == 0 and [p.name for p in (tmp_path / "logs").iterdir()] == ["attempt_4"]
     assert (tmp_path / "logs/attempt_4/rank_1.log").exists()
-    assert (
-        "master_port=None" in (tmp_path / "started_0").read_text()
-    )  # a leaked one isn't ours: rank 0 publishes its own
-
-
-def test_the_tail_of_a_huge_log_is_its_end(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("x" * 200_000 + "\nlast\n")
-    assert tail(tmp_path / "log", 1) == "last"
-    assert "can't be read" in tail(tmp_path / "none")
+    # The launcher's own MASTER_PORT is not for its ranks: rank 0 publishes its own.
+    assert "master_port=None" in (tmp_path / "started_0").read_text()

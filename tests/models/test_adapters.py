@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.config.helpers import load, run_of
+from tests.config.helpers import load, minimal_settings
 from trainer.base.errors import UserError
-from trainer.checkpoint.restore import _same_model
+from trainer.checkpoint.restore import require_same_model
 from trainer.models.adapters import adapters_of, require_same_base
 from trainer.models.lora import Lora
 
@@ -29,9 +29,9 @@ def shapes(rank: int, layer: str = "q_proj") -> dict[str, tuple[int, ...]]:
 
 
 def test_settings_become_adapters() -> None:
-    assert adapters_of(load(run_of())) is None
+    assert adapters_of(load(minimal_settings())) is None
     config = load(
-        run_of(
+        minimal_settings(
             **{f"{M}.lora_rank": 8, f"{M}.target_modules": ["q_proj", "v_proj"], "trainer.seed": 5}
         )
     )
@@ -50,15 +50,15 @@ def test_settings_become_adapters() -> None:
 )
 def test_another_rank_or_other_layers(saved: Any, live: Any, message: str) -> None:
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
-        _same_model(live, SimpleNamespace(shapes=saved, folder=Path("step_3")))  # type: ignore[arg-type]
+        require_same_model(live, SimpleNamespace(shapes=saved, folder=Path("step_3")))  # type: ignore[arg-type]
 
 
 def test_another_alpha_or_another_base() -> None:
-    ours = {"alpha": 16.0, "base": "a1", "path": "here"}
-    require_same_base(ours, {**ours, "path": "moved"})
+    current = {"alpha": 16.0, "base": "a1", "path": "here"}
+    require_same_base(current, {**current, "path": "moved"})
     with pytest.raises(UserError, match=r"lora_alpha=32, this run has 16: set it to 32"):
-        require_same_base(ours, {**ours, "alpha": 32.0})
+        require_same_base(current, {**current, "alpha": 32.0})
     with pytest.raises(
         UserError, match=r"other weights than those of here: set .*model\.path .*called there"
     ):
-        require_same_base(ours, {**ours, "base": "b2", "path": "there"})
+        require_same_base(current, {**current, "base": "b2", "path": "there"})

@@ -42,11 +42,14 @@ def test_tiny_is_small_and_made_once(cache: Path) -> None:
 
 def test_sequences_longer_than_the_model_has_positions_are_refused(cache: Path) -> None:
     loaded = load("builtin:tiny", cache)
-    loaded.require_positions(8192)
-    with pytest.raises(
-        UserError, match=r"= 8193 tokens, and .* knows 8192 positions .*: lower one of the two"
-    ):
-        loaded.require_positions(8193)
+    loaded.require_positions(8000, 192)
+    wording = (
+        r"^a prompt of 8000 tokens and a response of 193 exceed the 8192 tokens of "
+        r".*\(max_position_embeddings\); lower data\.max_prompt_length or "
+        r"data\.max_response_length$"
+    )
+    with pytest.raises(UserError, match=wording):
+        loaded.require_positions(8000, 193)
 
 
 def test_tiny_tokenizer_splits_digits_and_keeps_text(cache: Path) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.models.support import GROUPED, distance, gradient, make_batch, make_model
-from tests.rollout.support import PROMPTS, drawn
+from tests.rollout.support import PROMPTS, generate_samples
 from trainer.base.errors import UserError
-from trainer.export import write_folder
 from trainer.models import load_model, pack, token_stats
+from trainer.models.huggingface import write_folder
 from trainer.models.lora import (
     Lora,
     adapter_of,
@@ -27,7 +27,7 @@ from trainer.models.lora import (
     weights,
 )
 from trainer.parallel.weights import whole_weights
-from trainer.rollout.agreement import trainer_log_probs
+from trainer.rollout.log_prob_check import trainer_log_probs
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -52,11 +52,11 @@ def merged(model: nn.Module, family: str = "llama") -> nn.Module:
     """A model without adapters whose weights are W + alpha / rank B A, by the formula."""
     plain, held = make_model(family), dict(model.named_parameters())
     with torch.no_grad():
-        for name, own in plain.named_parameters():
+        for name, parameter in plain.named_parameters():
             stem = name.removesuffix(".weight")
             if f"{stem}.lora_A.default.weight" in held:
                 down, up = (held[f"{stem}.lora_{x}.default.weight"].double() for x in "AB")
-                own.copy_(own.double() + 12 / 4 * (up @ down))
+                parameter.copy_(parameter.double() + 12 / 4 * (up @ down))
     return plain
 
 
@@ -64,15 +64,15 @@ def merged(model: nn.Module, family: str = "llama") -> nn.Module:
 def test_the_model_is_the_merged_one(family: str) -> None:
     model, batch = adapted(family), make_batch(*GROUPED)
     plain = merged(model, family)
-    ours, theirs = (token_stats(m, pack(batch), entropy=True) for m in (model, plain))
-    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=1e-5, rtol=0)
+    with_adapters, expected = (token_stats(m, pack(batch), entropy=True) for m in (model, plain))
+    torch.testing.assert_close(with_adapters.log_probs, expected.log_probs, atol=1e-5, rtol=0)
     assert not torch.allclose(
-        ours.log_probs, token_stats(make_model(family), pack(batch)).log_probs, atol=1e-2
+        with_adapters.log_probs, token_stats(make_model(family), pack(batch)).log_probs, atol=1e-2
     )
     named = dict(plain.named_parameters())
-    found = dict(whole_weights(model, sharded=False))
-    assert list(found) == list(named), "names and order are those of a model without adapters"
-    for name, tensor in found.items():
+    made = dict(whole_weights(model, sharded=False))
+    assert list(made) == list(named), "names and order are those of a model without adapters"
+    for name, tensor in made.items():
         torch.testing.assert_close(tensor, named[name].detach(), atol=1e-6, rtol=0)
 
 
@@ -128,7 +128,7 @@ def test_without_its_adapters_it_is_the_base_model_bit_for_bit() -> None:
 def test_generation_draws_from_the_merged_model(family: str) -> None:
     model = adapted(family)
     plain = merged(model, family)
-    for prompt, sample in zip(PROMPTS, drawn(model, temperature=0.7), strict=True):
+    for prompt, sample in zip(PROMPTS, generate_samples(model, temperature=0.7), strict=True):
         for judge in (model, plain):
             wanted = trainer_log_probs(judge, prompt, sample.response_ids, temperature=0.7)
             torch.testing.assert_close(sample.log_probs, wanted, atol=1e-4, rtol=0)
@@ -136,18 +136,19 @@ def test_generation_draws_from_the_merged_model(family: str) -> None:
 
 def test_recomputed_activations_give_the_same_gradient() -> None:
     """The embedding is frozen: what enters the first layer has no gradient."""
-    batch, found = make_batch(*GROUPED), []
+    batch = make_batch(*GROUPED)
+    gradients = []
     for recompute in (False, True):
         model = adapted()
         if recompute:
             model.gradient_checkpointing_enable(  # type: ignore[operator]
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        found.append(gradient(model, token_stats(model.train(), pack(batch), entropy=True)))
-    assert distance(*found) < 1e-6 and found[0].norm() > 0
+        gradients.append(gradient(model, token_stats(model.train(), pack(batch), entropy=True)))
+    assert distance(*gradients) < 1e-6 and gradients[0].norm() > 0
 
 
-def test_chosen_layers_and_what_is_none() -> None:
+def test_chosen_layers_and_unknown_ones() -> None:
     model = adapted(targets=["q_proj", "down_proj"])
     names = {
         n.rsplit(".", 1)[-1] for n, layer in model.named_modules() if adapter_of(layer) is not None
@@ -192,12 +193,12 @@ def test_bfloat16_is_rounded_once() -> None:
     )
     weight = next(w for w in weights(model) if w.adapter is not None)
     assert weight.adapter is not None and weight.adapter.up.dtype == torch.bfloat16
-    exact = weight.own.double() + 2 * (weight.adapter.up.double() @ weight.adapter.down.double())
+    exact = weight.base.double() + 2 * (weight.adapter.up.double() @ weight.adapter.down.double())
     assert weight.merged().dtype == torch.bfloat16
     assert (weight.merged() == exact.float().bfloat16()).float().mean() > 0.999
 
 
-def test_the_exported_folder_holds_merged_weights_and_the_adapter_beside_them(
+def test_the_exported_folder_holds_merged_weights_and_the_adapter(
     tmp_path: Path,
 ) -> None:
     from peft import PeftModel
@@ -207,10 +208,12 @@ def test_the_exported_folder_holds_merged_weights_and_the_adapter_beside_them(
     )
     wanted = dict(whole_weights(train(loaded.model), sharded=False))
     write_folder(loaded.model, loaded.tokenizer, tmp_path / "out")
-    found = load_model(str(tmp_path / "out"), dtype=torch.float32, device="cpu")
-    named = dict(found.model.named_parameters())
+    exported = load_model(str(tmp_path / "out"), dtype=torch.float32, device="cpu")
+    named = dict(exported.model.named_parameters())
     assert named.keys() == wanted.keys() and all(torch.equal(named[n], wanted[n]) for n in wanted)
     base = AutoModelForCausalLM.from_pretrained(loaded.source, dtype=torch.float32)
-    theirs = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter")).merge_and_unload()  # type: ignore[no-untyped-call]
-    for name, tensor in theirs.named_parameters():
+    peft_merged = PeftModel.from_pretrained(
+        base, str(tmp_path / "out" / "adapter")
+    ).merge_and_unload()  # type: ignore[no-untyped-call]
+    for name, tensor in peft_merged.named_parameters():
         torch.testing.assert_close(tensor.detach(), wanted[name], atol=1e-6, rtol=0)

@@ -57,7 +57,7 @@ def test_prompts_are_shared_only_when_their_tokens_are_equal() -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_targets_are_the_places_in_the_flat_columns() -> None:
+def test_targets_are_indices_into_the_flat_columns() -> None:
     batch = make_batch([0, 0], [2, 2], [2, 1])
     for packed in (pack(batch), pack(batch, share_prompts=True), pad(batch)):
         assert packed.targets.tolist() == [2, 3, 6]

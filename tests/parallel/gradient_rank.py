@@ -1,4 +1,4 @@
-"""A rank of the stowage tests: one optimizer step on fixed sequences a variant; rank 0 writes what
+"""A rank of the config tests: one optimizer step on fixed sequences a variant; rank 0 writes what
 the engine used.
 
 With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves each weight by SCALE x
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.base import environment
+from trainer.base import environment, rank_info
 
 environment.prepare()
 
@@ -30,15 +30,18 @@ from trainer.batching import CostModel  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
 from trainer.models import load_model  # noqa: E402
 from trainer.models.lora import Lora, adapters_off, add_adapters  # noqa: E402
-from trainer.parallel.engine import Engine, EngineSettings  # noqa: E402
+from trainer.parallel.deepspeed_setup import EngineSettings  # noqa: E402
+from trainer.parallel.engine import Engine  # noqa: E402
 from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.ranks.world import World, join, leave  # noqa: E402
 from trainer.update.forward import log_prob_column  # noqa: E402
-from trainer.update.micro_batches import Stowage, stow  # noqa: E402
-from trainer.update.optimizer_step import update  # noqa: E402
+from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches  # noqa: E402
+from trainer.update.optimizer_step import take_step  # noqa: E402
 
-EPS, SCALE = 1e8, 100.0
-GROUPS, OF_A_GROUP = 8, 3
+EPS = 1e8
+SCALE = 100.0
+GROUPS = 8
+GROUP_SIZE = 3
 TIMEOUT_S = 400.0
 LAYERS = 2  # enough for a gradient to pass from layer to layer
 
@@ -46,9 +49,11 @@ LAYERS = 2  # enough for a gradient to pass from layer to layer
 class NegativeLogLikelihood:
     """Token mean of -log p over the whole step."""
 
-    temperature, wants_entropy, sums = 1.0, False, ("loss",)
+    temperature = 1.0
+    needs_entropy = False
+    sum_names = ("loss",)
 
-    def bind(self, batch: Batch) -> None:
+    def attach_weights(self, batch: Batch) -> None:
         self.count = int(batch.columns["loss_mask"].sum())
 
     def __call__(
@@ -66,13 +71,13 @@ def make_batch(vocabulary: int) -> Batch:
         prompt = torch.randint(
             5, vocabulary, (int(torch.randint(20, 60, (1,), generator=draw)),), generator=draw
         )
-        for _ in range(OF_A_GROUP):
+        for _ in range(GROUP_SIZE):
             n = int(torch.randint(5, 120, (1,), generator=draw))
             ids.append(torch.cat([prompt, torch.randint(5, vocabulary, (n,), generator=draw)]))
             masks.append(torch.arange(len(prompt) + n) >= len(prompt))
             prompts.append(len(prompt))
-    count = torch.arange(GROUPS * OF_A_GROUP)
-    rows = {"prompt_lengths": torch.tensor(prompts), "groups": count // OF_A_GROUP, "ids": count}
+    count = torch.arange(GROUPS * GROUP_SIZE)
+    rows = {"prompt_lengths": torch.tensor(prompts), "groups": count // GROUP_SIZE, "ids": count}
     return Batch.from_sequences({"input_ids": ids, "loss_mask": masks}, rows)
 
 
@@ -108,7 +113,9 @@ def failing(
         hook.remove()
 
 
-def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path) -> None:
+def run_variant(
+    number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path
+) -> None:
     model = copy.deepcopy(loaded.model)
     if rank := variant.get("lora"):
         add_adapters(model, Lora(rank=rank, alpha=rank))
@@ -121,7 +128,7 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
         zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0
     )
     engine = Engine(model, settings, world)
-    stowage = Stowage(
+    config = MicroBatchConfig(
         dynamic=variant.get("micro") is None,
         budget=variant.get("budget", 10**6),
         micro_size=variant.get("micro"),
@@ -135,19 +142,19 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
         batch = batch.select(torch.arange(len(batch)).flip(0))
     cost = CostModel.from_shape(loaded.shape)
     with failing(engine, model, world, variant.get("fail")):
-        done = update(
-            engine, batch, NegativeLogLikelihood(), stowage, cost, lr=SCALE * EPS, max_norm=0.0
+        done = take_step(
+            engine, batch, NegativeLogLikelihood(), config, cost, lr=SCALE * EPS, max_norm=0.0
         )
-    off = 0.0
+    reference_difference = 0.0
     if rank:
-        plan = stow(batch, stowage, world.size, cost)
+        plan = plan_micro_batches(batch, config, world.size, cost)
         with adapters_off(engine.module) as base:
             columns = [
-                log_prob_column(m, batch, plan, world, stowage, temperature=1.0)
+                log_prob_column(m, batch, plan, world, config, temperature=1.0)
                 for m in (base, loaded.model)
             ]
-        off = float((columns[0] - columns[1]).abs().max())
-    lowered = [world.vector(b) for b in done.lowered] if done.lowered else None
+        reference_difference = float((columns[0] - columns[1]).abs().max())
+    lowered = [world.vector(b) for b in done.lowered_budgets] if done.lowered_budgets else None
     lowered = (
         None
         if lowered is None
@@ -161,7 +168,7 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
         torch.save(
             {
                 "gradient": gradient.detach(),
-                "reference_off": off,
+                "reference_difference": reference_difference,
                 "norm": done.grad_norm,
                 "loss": done.sums["loss"],
                 "counts": [int(n) for n in done.plan.num_micro_batches],
@@ -174,12 +181,12 @@ def one(number: int, variant: dict[str, Any], loaded: Any, world: World, folder:
 
 
 def main(case: dict[str, Any], folder: Path) -> None:
-    info = environment.rank_from_environment()
+    info = rank_info.rank_from_environment()
     world = join(info, device="cpu", run_dir=folder, meet_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
     loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
     loaded.model.model.layers = loaded.model.model.layers[:LAYERS]
     for number, variant in enumerate(case["variants"]):
-        one(number, variant, loaded, world, folder)
+        run_variant(number, variant, loaded, world, folder)
     leave()
 
 

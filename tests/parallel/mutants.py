@@ -1,6 +1,4 @@
-"""Runs the start-up self-test on sound and on broken engines; prints what it said of each as
-JSON.
-"""
+"""Runs the start-up self-test on sound and on broken engines; prints each verdict as JSON."""
 
 from __future__ import annotations
 
@@ -10,39 +8,39 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from trainer.base import environment
+from trainer.base import environment, rank_info
 
 environment.prepare(1)
 
-from trainer.parallel import engine, selftest  # noqa: E402
+from trainer.parallel import deepspeed_setup, engine, selftest  # noqa: E402
 from trainer.ranks.world import join, leave  # noqa: E402
 
 
-def settings(zero: int) -> engine.EngineSettings:
-    return engine.EngineSettings(
+def settings(zero: int) -> deepspeed_setup.EngineSettings:
+    return deepspeed_setup.EngineSettings(
         zero_stage=zero, bf16=False, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
     )
 
 
-def without_key(settings: engine.EngineSettings, *, guarded: bool) -> dict[str, Any]:
-    config = sound_config(settings, guarded=guarded)
+def without_key(settings: deepspeed_setup.EngineSettings) -> dict[str, Any]:
+    config = sound_config(settings)
     del config["managed_gradient_accumulation"]
     return config
 
 
 def past_deepspeed(self: engine.Engine, *args: Any, **kwargs: Any) -> Any:
-    self._open = 1
+    self._awaits_backward = True
     return self.module(*args, **kwargs)
 
 
 def averaged(self: engine.Engine, loss: Any) -> None:
-    self._open = 0
+    self._awaits_backward = False
     self.ds.backward(loss * self.world.size / 3, scale_wrt_gas=False)
 
 
-sound_config = engine.ds_config
+sound_config = deepspeed_setup.ds_config
 MUTANTS = {
-    "key dropped": lambda: patch.object(engine, "ds_config", without_key),
+    "key dropped": lambda: patch.object(deepspeed_setup, "ds_config", without_key),
     "past DeepSpeed": lambda: patch.object(engine.Engine, "forward", past_deepspeed),
     "averaged": lambda: patch.object(engine.Engine, "backward", averaged),
 }
@@ -57,16 +55,16 @@ def verdict(zero: int) -> str:
 
 if __name__ == "__main__":
     world = join(
-        environment.rank_from_environment({}),
+        rank_info.rank_from_environment({}),
         device="cpu",
         run_dir=Path(sys.argv[1]),
         meet_s=400,
         timeout_s=400,
     )
-    said = {f"sound {zero}": verdict(zero) for zero in range(4)}
+    verdicts = {f"sound {zero}": verdict(zero) for zero in range(4)}
     for name, mutate in MUTANTS.items():
         for zero in range(4):
             with mutate():
-                said[f"{name} {zero}"] = verdict(zero)
+                verdicts[f"{name} {zero}"] = verdict(zero)
     leave()
-    sys.stdout.write("\n" + json.dumps(said) + "\n")
+    sys.stdout.write("\n" + json.dumps(verdicts) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.parallel.host_memory import ALWAYS_MAPPED, keep_from_children, trim_host_memory
+from trainer.parallel.host_memory import MIN_OWN_MAPPING, exclude_from_forks, trim_host_memory
 
 BLOCK, COUNT = 1 << 16, 4096
 
@@ -47,9 +47,9 @@ def inherited(tensor: torch.Tensor) -> bool:
 
 
 def test_a_forked_worker_has_no_weights() -> None:
-    weights, other = torch.ones(ALWAYS_MAPPED // 4), torch.ones(ALWAYS_MAPPED // 4)
+    weights, other = torch.ones(MIN_OWN_MAPPING // 4), torch.ones(MIN_OWN_MAPPING // 4)
     small = torch.ones(16)  # shares its pages with whatever else the process holds
     assert inherited(weights)
-    keep_from_children([weights[:100], small])
+    exclude_from_forks([weights[:100], small])
     assert not inherited(weights) and inherited(other) and inherited(small)
     assert float(weights.sum()) == weights.numel()

@@ -17,7 +17,7 @@ LOSES = {"key dropped": {1, 2}, "past DeepSpeed": {3}, "averaged": {0, 1, 2, 3}}
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = subprocess.run(
         [sys.executable, "-m", "tests.parallel.mutants", str(tmp_path_factory.mktemp("run"))],
         cwd=ROOT,
@@ -31,12 +31,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("zero", range(4))
-def test_sound_engines_pass(said: dict[str, str], zero: int) -> None:
-    assert float(said[f"sound {zero}"]) < 1e-6
+def test_sound_engines_pass(verdicts: dict[str, str], zero: int) -> None:
+    assert float(verdicts[f"sound {zero}"]) < 1e-6
 
 
 @pytest.mark.parametrize("mutant", LOSES)
 @pytest.mark.parametrize("zero", range(4))
-def test_a_lost_micro_batch_stops_the_run(said: dict[str, str], mutant: str, zero: int) -> None:
-    words = said[f"{mutant} {zero}"]
-    assert words.startswith("self-test: ") == (zero in LOSES[mutant]), words
+def test_a_lost_micro_batch_stops_the_run(verdicts: dict[str, str], mutant: str, zero: int) -> None:
+    text = verdicts[f"{mutant} {zero}"]
+    assert text.startswith("self-test: ") == (zero in LOSES[mutant]), text

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import Store
 
-from trainer.base.environment import RankInfo
 from trainer.base.errors import UserError
+from trainer.base.rank_info import RankInfo
 from trainer.ranks.rendezvous import FIRST_PORT, LAST_PORT, free_port, meet, port_for
 
 

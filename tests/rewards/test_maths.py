@@ -1,3 +1,5 @@
+"""The rule for mathematical answers: plain numbers, and math-verify in a worker process."""
+
 from __future__ import annotations
 
 import threading
@@ -51,7 +53,7 @@ def test_no_text_breaks_the_quick_path(text: str) -> None:
     assert quick_maths(text + "####" + text, text) in (None, 0.0, 1.0)
 
 
-def test_answers_in_latex_and_prose_are_judged_by_math_verify_in_any_thread() -> None:
+def test_latex_and_prose_are_scored_by_math_verify_in_any_thread() -> None:
     """math-verify's own time limits only work in a main thread; streaming rewards run in others."""
     cases = [
         (r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
@@ -62,20 +64,20 @@ def test_answers_in_latex_and_prose_are_judged_by_math_verify_in_any_thread() ->
         ("I don't know", "7", 0.0),
         ("", "7", 0.0),
     ]
-    got: list[Score] = []
+    scores: list[Score] = []
     with Scorer(workers=2, timeout_s=200.0) as scorer:
         thread = threading.Thread(
-            target=lambda: got.extend(
+            target=lambda: scores.extend(
                 scorer.score([request(s, t, i) for i, (s, t, _) in enumerate(cases)])
             )
         )
         thread.start()
         thread.join(400)
-    assert [(s.value, s.unjudged) for s in got] == [(e, False) for _, _, e in cases]
+    assert [(s.value, s.unjudged) for s in scores] == [(e, False) for _, _, e in cases]
     assert maths("d", r"\boxed{2}", "2") == 1.0
 
 
-def test_an_answer_that_never_ends_costs_its_time_limit_and_scores_0() -> None:
+def test_an_answer_that_takes_forever_scores_0_after_its_time_limit() -> None:
     hostile = request("$9^{9^{9^{9}}}$", "3")
     with Scorer(workers=1, timeout_s=1.0) as scorer:
         first = scorer.score([hostile, request("#### 3", "3")])

@@ -1,3 +1,5 @@
+"""Mixtures of rewards and length penalties."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,8 +18,10 @@ def test_mixtures_are_weighted_sums() -> None:
 
 
 def test_the_length_penalty_falls_over_the_buffer() -> None:
-    got = [length_penalty(n, max_length=100, buffer=20, factor=2.0) for n in (0, 80, 90, 100, 500)]
-    assert got == [0.0, 0.0, -1.0, -2.0, -2.0]
+    penalties = [
+        length_penalty(n, max_length=100, buffer=20, factor=2.0) for n in (0, 80, 90, 100, 500)
+    ]
+    assert penalties == [0.0, 0.0, -1.0, -2.0, -2.0]
     with pytest.raises(ValueError, match="buffer must be from 1"):
         length_penalty(1, max_length=10, buffer=11)
 

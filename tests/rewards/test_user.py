@@ -1,3 +1,5 @@
+"""A user's reward function: loading, results, and every way in which it can fail."""
+
 from __future__ import annotations
 
 import os
@@ -80,7 +82,8 @@ def test_a_function_that_raises_names_prompt_error_and_line(file: Path) -> None:
     with Scorer(load_reward(file, "raises"), name="raises in my_reward.py") as scorer:
         with pytest.raises(
             UserError,
-            match=r"^the reward function raises in my_reward.py raised KeyError: 'nothing' \(my_reward.py:16\), "
+            match=r"^the reward function raises in my_reward.py raised KeyError: 'nothing' "
+            r"\(my_reward.py:16\), "
             r"for prompt 11 of d \(answer: 'b'\)$",
         ):
             scorer.score(requests("a", "b", "c"))
@@ -163,7 +166,8 @@ def test_a_worker_lost_between_steps_is_replaced(file: Path) -> None:
         (
             "fails.py",
             "f",
-            r"fails.py doesn't load: ModuleNotFoundError: No module named 'nowhere_at_all' \(fails.py:1\)",
+            r"fails.py doesn't load: ModuleNotFoundError: No module named 'nowhere_at_all' "
+            r"\(fails.py:1\)",
         ),
         ("notes.txt", "f", r"must end in .py"),
     ],

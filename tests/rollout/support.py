@@ -1,4 +1,4 @@
-"""Drawing with the hf engine in one line."""
+"""Samples of the hf engine in one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def engine(model: nn.Module, eos: list[int] | None = None, max_num_seqs: int = 6
     return HfEngine(model, eos_ids=eos or [1], max_num_seqs=max_num_seqs)
 
 
-def sampling(**how: object) -> Sampling:
-    return Sampling(**{"max_response_length": 12, **how})  # type: ignore[arg-type]
+def sampling(**settings: object) -> Sampling:
+    return Sampling(**{"max_response_length": 12, **settings})  # type: ignore[arg-type]
 
 
-def drawn(
+def generate_samples(
     model: nn.Module,
     prompts: list[list[int]] = PROMPTS,
     sample_ids: list[int] | None = None,
@@ -27,16 +27,17 @@ def drawn(
     seed: int = 17,
     eos: list[int] | None = None,
     max_num_seqs: int = 64,
-    **how: object,
+    **settings: object,
 ) -> list[Sample]:
-    """One sample of each prompt, in their order."""
-    names = sample_ids or list(range(len(prompts)))
+    """One sample per prompt, in their order."""
+    all_ids = sample_ids or list(range(len(prompts)))
     groups = [
-        Group(prompt_ids=p, sample_ids=[i], step=step) for p, i in zip(prompts, names, strict=True)
+        Group(prompt_ids=p, sample_ids=[i], step=step)
+        for p, i in zip(prompts, all_ids, strict=True)
     ]
-    finished = engine(model, eos, max_num_seqs).generate(groups, sampling(**how), seed=seed)
-    found = {f.number: f.samples[0] for f in finished}
-    return [found[i] for i in range(len(prompts))]
+    finished = engine(model, eos, max_num_seqs).generate(groups, sampling(**settings), seed=seed)
+    samples = {group.number: group.samples[0] for group in finished}
+    return [samples[i] for i in range(len(prompts))]
 
 
 def ids(samples: list[Sample]) -> list[list[int]]:

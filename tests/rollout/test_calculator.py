@@ -1,3 +1,5 @@
+"""The agent ``calculator``: values, refusals, and calls in the text of a turn."""
+
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +28,7 @@ def test_values(expression: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "why"),
+    ("expression", "reason"),
     [
         ("1 / 0", "division by zero"),
         ("__import__('os').system('true')", "only numbers"),
@@ -39,8 +41,8 @@ def test_values(expression: str, value: float) -> None:
         ("True + 1", "only numbers"),
     ],
 )
-def test_what_cannot_be_evaluated_says_why(expression: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_the_reason_is_given_for_what_cannot_be_evaluated(expression: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         evaluate(expression)
 
 
@@ -52,10 +54,10 @@ def test_any_text_gives_a_number_or_a_reason(expression: str) -> None:
         assert str(e)
 
 
-def step(said: str) -> str | None:
+def step(text: str) -> str | None:
     return asyncio.run(
         Calculator().step(
-            Conversation(prompt="", messages=[{"role": "assistant", "content": said}])
+            Conversation(prompt="", messages=[{"role": "assistant", "content": text}])
         )
     )
 

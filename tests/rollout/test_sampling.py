@@ -1,4 +1,4 @@
-"""Draws follow the distribution, truncation is transformers', random numbers have no state."""
+"""Sampled tokens follow the distribution; truncation is that of transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from trainer.rollout.hf.sampling import draw, truncate, uniforms
+from trainer.rollout.hf.sampling import invert_cdf, truncate, uniforms
 
 
 def test_random_numbers_depend_on_seed_step_sample_and_position_alone() -> None:
@@ -30,20 +30,23 @@ def test_random_numbers_are_uniform() -> None:
     ).sum() < 85.4  # chi-square, 49 degrees of freedom, p = 0.001
 
 
-def test_draws_follow_the_softmax() -> None:
+def test_tokens_follow_the_softmax() -> None:
     scores = torch.tensor([0.0, 2.0, -1.0, -torch.inf, 1.0])
     n = 40_000
-    tokens, _ = draw(scores.expand(n, 5), uniforms(3, 0, range(n // 256 + 1), 0, 256).flatten()[:n])
-    counts, p = torch.bincount(tokens, minlength=5).double(), scores.double().softmax(0)
+    tokens, _ = invert_cdf(
+        scores.expand(n, 5), uniforms(3, 0, range(n // 256 + 1), 0, 256).flatten()[:n]
+    )
+    counts = torch.bincount(tokens, minlength=5).double()
+    p = scores.double().softmax(0)
     assert counts[3] == 0
     live = p > 0
     assert ((counts - n * p) ** 2 / (n * p))[live].sum() < 16.3  # 3 degrees of freedom, p = 0.001
 
 
-def test_the_ends_of_the_interval_draw_possible_tokens() -> None:
+def test_the_ends_of_the_interval_give_possible_tokens() -> None:
     scores = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
-    assert draw(scores, torch.tensor([0.5 / 2**32], dtype=torch.float64))[0].item() == 1
-    assert draw(scores, torch.tensor([1 - 0.5 / 2**32], dtype=torch.float64))[0].item() == 2
+    assert invert_cdf(scores, torch.tensor([0.5 / 2**32], dtype=torch.float64))[0].item() == 1
+    assert invert_cdf(scores, torch.tensor([1 - 0.5 / 2**32], dtype=torch.float64))[0].item() == 2
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 4, 50, 1000])
@@ -59,15 +62,16 @@ def test_truncation_is_that_of_transformers(top_k: int, top_p: float) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [5, 128, 1000])
-def test_draws_are_those_of_one_plain_sum_and_never_impossible(vocabulary: int) -> None:
-    """Blocks change nothing but at borders, and rounding never picks a token of probability 0."""
+def test_tokens_are_those_of_one_plain_sum_and_never_impossible(vocabulary: int) -> None:
+    """Blocks only matter at borders, and rounding never selects a token of probability 0."""
     draws = torch.Generator().manual_seed(vocabulary)
     scores = torch.randn(400, vocabulary, generator=draws) * 4
     scores[torch.rand(scores.shape, generator=draws) < 0.5] = -torch.inf
     scores[:, 2] = 0.0
     u = torch.rand(400, generator=draws, dtype=torch.float64)
-    u[:50], u[50:100] = 0.5 / 2**32, 1 - 0.5 / 2**32
-    token, norm = draw(scores, u)
+    u[:50] = 0.5 / 2**32
+    u[50:100] = 1 - 0.5 / 2**32
+    token, norm = invert_cdf(scores, u)
     assert torch.isfinite(scores.gather(1, token[:, None])).all()
     torch.testing.assert_close(norm, scores.logsumexp(-1))
     cdf = scores.double().softmax(-1).cumsum(-1)

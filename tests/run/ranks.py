@@ -1,4 +1,4 @@
-"""What the state of a run needs of a rank: the real parts, without a model."""
+"""A stand-in for a rank's run: the real components that have state, without a model."""
 
 from __future__ import annotations
 
@@ -12,56 +12,62 @@ import torch
 from tests.data.toy import Toy
 from trainer.algorithms.kl import AdaptiveKl
 from trainer.batching import Calibrator
-from trainer.checkpoint.snapshot.parts import Parts
+from trainer.checkpoint.snapshot.state_registry import StateRegistry
 from trainer.data import Loader
-from trainer.experience.prompts import Ask, Prompts
+from trainer.experience.prompt_queue import PromptQueue, PromptRequest
 from trainer.rollout import Sample
-from trainer.run.best_metric import Best
-from trainer.run.state import RunIdentity, rank_parts, shared_parts
-from trainer.tracking.wandb_run import Identity, keep_identity
+from trainer.run.best_metric import BestMetric
+from trainer.run.state import RunIdentity, global_state, rank_state
+from trainer.tracking.wandb_run import WandbIdentity, save_identity
 
 
 class Rank:
-    """Stands for a ``Context``."""
+    """Stands in for a ``RunContext``."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.train_data = Toy(40)
         self.loader = Loader(self.train_data, batch_size=4, seed=1, shuffle=True)
-        self.rolling = SimpleNamespace(prompts=Prompts(iter([])), settle=lambda: None)
-        self.kl = AdaptiveKl(0.1, target=0.05, horizon=100)
+        self.collector = SimpleNamespace(prompts=PromptQueue(iter([])), drain=lambda: None)
+        self.kl_controller = AdaptiveKl(0.1, target=0.05, horizon=100)
         self.calibrator = Calibrator()
-        self.samples_seen, self.productive_s = 0, 0.0
-        self.budgets: list[int] | None = None
+        self.samples_seen = 0
+        self.productive_s = 0.0
+        self.lowered_budgets: list[int] | None = None
         self.reference = None
-        self.loaded = SimpleNamespace(frozen=None)
+        self.model = SimpleNamespace(has_adapters=False)
         self.world = SimpleNamespace(size=2, device=torch.device("cpu"))
-        self.best = Best("val/reward")
+        self.best = BestMetric("val/reward")
         self.identity = RunIdentity(run_dir, writes=True)
-        self.identity.own = True
+        self.identity.same_run = True
 
     def lower_budgets(self, budgets: list[int]) -> None:
-        self.budgets = budgets
+        self.lowered_budgets = budgets
 
-    def parts(self) -> tuple[Parts, Parts]:
-        return shared_parts(self, self.best, self.identity), rank_parts(self)  # type: ignore[arg-type]
+    def states(self) -> tuple[StateRegistry, StateRegistry]:
+        return global_state(self, self.best, self.identity), rank_state(self)  # type: ignore[arg-type]
 
     def train(self) -> None:
-        """Change everything that changes."""
+        """Change every state that training changes."""
         with self.loader:
             next(iter(self.loader))
-        begun = Sample(torch.arange(3), torch.rand(3), "aborted", 2)
-        self.rolling.prompts.give_back(
-            [Ask(example=self.train_data[5], step=1, number=3, begun=(begun,))]
+        partial = Sample(torch.arange(3), torch.rand(3), "aborted", 2)
+        self.collector.prompts.put_back(
+            [
+                PromptRequest(
+                    example=self.train_data[5], step=1, number=3, partial_samples=(partial,)
+                )
+            ]
         )
-        self.rolling.prompts.observe([self.train_data[1]], [17.0])
-        self.kl.update(0.2, 10)
+        self.collector.prompts.record_lengths([self.train_data[1]], [17.0])
+        self.kl_controller.update(0.2, 10)
         for tokens in (10, 20, 40):
             self.calibrator.add(tokens, tokens**2, tokens * 1e-3 + 0.01)
-        self.samples_seen, self.productive_s = 4, 1.5
+        self.samples_seen = 4
+        self.productive_s = 1.5
         self.lower_budgets([512, 256])
         self.best.observe(3, {"val/reward": 0.5})
-        keep_identity(self.run_dir, Identity("abc", "project", "name", None))
+        save_identity(self.run_dir, WandbIdentity("abc", "project", "name", None))
         self.identity.last_step = 3
         random.random()
         np.random.rand()

@@ -1,6 +1,4 @@
-"""When a run saves, what it says about saving, and where it goes on: the keeper over a checkpointer
-that only notes.
-"""
+"""``RunCheckpoints`` over a checkpointer that only records calls: saves, messages and resuming."""
 
 from __future__ import annotations
 
@@ -13,30 +11,34 @@ from typing import Any
 import pytest
 import torch
 
-from tests.config.helpers import run_of
+from tests.config.helpers import minimal_settings
 from tests.run.ranks import Rank
 from trainer.base.errors import Failure, UserError
-from trainer.batching import ModelShape
-from trainer.checkpoint import CheckpointSettings
+from trainer.base.model_shape import ModelShape
+from trainer.checkpoint.settings import CheckpointSettings
 from trainer.config import load
-from trainer.experience.weight_sync import AgreedError
+from trainer.ranks.agreement import AgreedError
 from trainer.rollout import EngineFailed
-from trainer.run import checkpoints as keeping
-from trainer.run.checkpoints import Keeper
+from trainer.run import checkpoints as run_checkpoints
+from trainer.run import save_time
+from trainer.run.checkpoints import RunCheckpoints
 
 SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=4, ffn=128, vocab=1000)
 LARGE = ModelShape(hidden=4096, layers=32, heads=32, kv_heads=32, ffn=11008, vocab=32000)
 
 
-class Store:
-    """Notes what it is told to save."""
+class RecordingCheckpointer:
+    """Records the saves that are requested."""
 
-    def __init__(self, run_dir: Path, ds: Any, settings: CheckpointSettings, **world: Any) -> None:
-        self.root, self.settings, self.world = run_dir / "checkpoints", settings, world
+    def __init__(
+        self, run_dir: Path, ds: Any, settings: CheckpointSettings, world: Any, **options: Any
+    ) -> None:
+        self.root = run_dir / "checkpoints"
+        self.settings = settings
         self.saved: list[tuple[int, float | None, bool]] = []
         self.states: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.about: Any = None
-        self.takes, self.has_room = Store.restored, True
+        self.has_room = True
         self.save_s: float | None = None
         self.last_failure = ""
         self.last_committed_step: int | None = None
@@ -49,14 +51,21 @@ class Store:
         return True
 
     def restore(self) -> Any:
-        return self.takes
+        return RecordingCheckpointer.restored
 
     def save(
-        self, step: int, own: Any, shared: Any, metric: float | None, *, blocking: bool, about: Any
+        self,
+        step: int,
+        rank_state: Any,
+        global_state: Any,
+        metric: float | None,
+        *,
+        blocking: bool,
+        about: Any,
     ) -> bool:
         if self.has_room:
             self.saved.append((step, metric, blocking))
-            self.states.append((own, shared))
+            self.states.append((rank_state, global_state))
             self.about = about
         return self.has_room
 
@@ -81,125 +90,140 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(keeping, "time", made)
-    monkeypatch.setattr(keeping, "Checkpointer", Store)
-    monkeypatch.setattr(Store, "restored", None)
+    fake = Clock()
+    monkeypatch.setattr(run_checkpoints, "time", fake)
+    monkeypatch.setattr(save_time, "time", fake)
+    monkeypatch.setattr(run_checkpoints, "Checkpointer", RecordingCheckpointer)
+    monkeypatch.setattr(RecordingCheckpointer, "restored", None)
     monkeypatch.setenv("PLIMSOLL_ATTEMPT", "1")
-    return made
+    return fake
 
 
-def keeper(
+def make_checkpoints(
     run: Path, *, shape: ModelShape = SHAPE, validates: bool = True, **dotted: Any
-) -> tuple[Keeper, Any]:
-    config = load(run_of(**{f"trainer__{k}": v for k, v in dotted.items()}))
+) -> tuple[RunCheckpoints, Any]:
+    config = load(minimal_settings(**{f"trainer__{k}": v for k, v in dotted.items()}))
     ctx: Any = Rank(run)
-    ctx.config, ctx.validates, ctx.total_steps = config, validates, 3000
+    ctx.config = config
+    ctx.validates = validates
+    ctx.total_steps = 3000
     ctx.world = SimpleNamespace(
-        rank=0, size=1, is_main=True, any=int, cpu_group=None, device=torch.device("cpu")
+        rank=0,
+        size=1,
+        local_size=1,
+        is_main=True,
+        any=int,
+        cpu_group=None,
+        device=torch.device("cpu"),
     )
-    ctx.info = SimpleNamespace(local_world_size=1)
     ctx.engine = SimpleNamespace(
         ds=None, settings=SimpleNamespace(bf16=False, zero_stage=1), before_step=None
     )
-    ctx.loaded = SimpleNamespace(shape=shape, frozen=None)
-    made = Keeper(ctx)
-    return made, made._store
+    ctx.model = SimpleNamespace(shape=shape, has_adapters=False)
+    checkpoints = RunCheckpoints(ctx)
+    return checkpoints, checkpoints._checkpointer
 
 
-def steps(
-    made: Keeper,
+def run_steps(
+    checkpoints: RunCheckpoints,
     first: int,
     last: int,
     before: Callable[[int], object] = lambda step: None,
-    **given: Any,
+    metrics: dict[str, float] | None = None,
+    end: int | None = None,
 ) -> None:
+    """End the steps ``first`` to ``last``; step ``end`` is the last of the run."""
     for step in range(first, last + 1):
         before(step)
-        metrics = given.get("metrics", {"train/nll": float(step)})
-        made.after_step(step, metrics, last=given.get("end") == step, stop=None, sync=lambda: None)
+        logged = {"train/nll": float(step)} if metrics is None else metrics
+        checkpoints.after_step(step, logged, last=step == end, stop=None, sync=lambda: None)
 
 
-def test_every_so_many_steps_and_at_the_end(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=3)
-    steps(made, 1, 7, end=7)
-    assert [(step, blocking) for step, _, blocking in store.saved] == [
+def test_a_run_saves_every_save_freq_steps_and_at_the_end(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=3)
+    run_steps(checkpoints, 1, 7, end=7)
+    assert [(step, blocking) for step, _, blocking in checkpointer.saved] == [
         (3, False),
         (6, False),
         (7, True),
     ]
 
 
-def test_every_so_many_minutes(tmp_path: Path, clock: Clock) -> None:
-    """Steps of 70 s, two minutes: after each second one; a save of the other kind starts the
-    minutes anew.
+def test_a_run_saves_every_save_interval_minutes(tmp_path: Path, clock: Clock) -> None:
+    """With steps of 70 s and two minutes, every second step is saved; a save by ``save_freq``
+    restarts the interval.
     """
-    made, store = keeper(tmp_path, checkpoint__save_freq=7, checkpoint__save_interval_minutes=2)
-    steps(made, 1, 10, before=lambda step: setattr(clock, "now", clock.now + 70))
-    assert store.steps == [2, 4, 6, 7, 9]
+    checkpoints, checkpointer = make_checkpoints(
+        tmp_path, checkpoint__save_freq=7, checkpoint__save_interval_minutes=2
+    )
+    run_steps(checkpoints, 1, 10, before=lambda step: setattr(clock, "now", clock.now + 70))
+    assert checkpointer.steps == [2, 4, 6, 7, 9]
 
 
-def test_a_save_that_finds_no_buffer_is_made_after_the_next_step(
+def test_a_save_without_a_free_buffer_is_made_after_the_next_step(
     tmp_path: Path, clock: Clock
 ) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=4)
-    steps(made, 1, 6, before=lambda step: setattr(store, "has_room", step != 4))
-    assert store.steps == [5]
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=4)
+    run_steps(checkpoints, 1, 6, before=lambda step: setattr(checkpointer, "has_room", step != 4))
+    assert checkpointer.steps == [5]
 
 
-def test_the_record_is_durable_before_the_save(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=1)
-    made.after_step(
-        1, {}, last=False, stop=None, sync=lambda: store.saved.append((-1, None, False))
+def test_metrics_are_durable_before_the_save(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    checkpoints.after_step(
+        1, {}, last=False, stop=None, sync=lambda: checkpointer.saved.append((-1, None, False))
     )
-    assert store.steps == [-1, 1]
+    assert checkpointer.steps == [-1, 1]
 
 
-def test_a_stop_is_saved_and_noted(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=-1)
-    made.after_step(4, {}, last=False, stop="USR2", sync=lambda: None)
-    assert store.saved == [(4, None, True)]
+def test_a_stopped_run_saves_and_records_the_cause(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=-1)
+    checkpoints.after_step(4, {}, last=False, stop="USR2", sync=lambda: None)
+    assert checkpointer.saved == [(4, None, True)]
     note = json.loads((tmp_path / "exit.json").read_text())
     assert (note["cause"], note["step"], note["attempt"]) == ("USR2", 4, 1)
-    store.has_room = False
-    store.last_failure = "checkpoint of step 5 failed: the writer process died"
+    checkpointer.has_room = False
+    checkpointer.last_failure = "checkpoint of step 5 failed: the writer process died"
     with pytest.raises(Failure, match=r"step 5 is not saved: .*the writer process died"):
-        made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
-    store.last_failure = "checkpoint of step 5 failed: rank 0: Permission denied (step_5.tmp)"
+        checkpoints.after_step(5, {}, last=True, stop=None, sync=lambda: None)
+    checkpointer.last_failure = (
+        "checkpoint of step 5 failed: rank 0: Permission denied (step_5.tmp)"
+    )
     with pytest.raises(
-        UserError, match=r"step 5 is not saved: .*Permission denied.* Have the folder made writable"
+        UserError,
+        match=r"step 5 is not saved: .*Permission denied.* Have the folder made writable",
     ):
-        made.after_step(5, {}, last=True, stop=None, sync=lambda: None)
-    store.last_failure = "checkpoint of step 6 failed: rank 1: No space left on device"
+        checkpoints.after_step(5, {}, last=True, stop=None, sync=lambda: None)
+    checkpointer.last_failure = "checkpoint of step 6 failed: rank 1: No space left on device"
     with pytest.raises(
         UserError, match=r"step 6 is not saved: .*No space left on device.* Free space"
     ):
-        made.after_step(6, {}, last=True, stop=None, sync=lambda: None)
+        checkpoints.after_step(6, {}, last=True, stop=None, sync=lambda: None)
 
 
-def test_who_is_asked_to_stop_needs_no_engine_any_more(tmp_path: Path, clock: Clock) -> None:
-    def gone() -> None:
+def test_a_stopped_run_needs_no_engine_to_save(tmp_path: Path, clock: Clock) -> None:
+    def fail() -> None:
         raise EngineFailed("gone")
 
-    made, store = keeper(tmp_path, checkpoint__save_freq=1)
-    made._ctx.rolling = SimpleNamespace(settle=gone)
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    checkpoints._ctx.collector = SimpleNamespace(drain=fail)
     with pytest.raises(EngineFailed):
-        made.after_step(1, {}, last=False, stop=None, sync=lambda: None)
-    made.after_step(1, {}, last=False, stop="USR2", sync=lambda: None)
-    assert store.steps == [1]
+        checkpoints.after_step(1, {}, last=False, stop=None, sync=lambda: None)
+    checkpoints.after_step(1, {}, last=False, stop="USR2", sync=lambda: None)
+    assert checkpointer.steps == [1]
 
 
-def test_wrong_input_in_the_middle_of_a_run_stays_the_users_to_mend(
+def test_wrong_input_in_the_middle_of_a_run_stays_a_user_error(
     tmp_path: Path, clock: Clock
 ) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=-1)
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=-1)
     for step, text in (
         (0, "bad. No step was trained yet"),
         (4, "bad. Step 4 is saved; the same command goes on"),
     ):
-        error = made.lost(step, AgreedError("bad"), sync=lambda: None)
+        error = checkpoints.save_lost_run(step, AgreedError("bad"), sync=lambda: None)
         assert isinstance(error, UserError) and str(error).startswith(text)
-    assert store.saved == [(4, None, True)]
+    assert checkpointer.saved == [(4, None, True)]
 
 
 @pytest.mark.parametrize(
@@ -216,45 +240,49 @@ def test_the_job_stops_while_a_save_still_fits(
     """A job that ends at 6,000 s, steps of 10 s, saves of 20 s."""
     monkeypatch.setenv("SLURM_JOB_END_TIME", "6000")
     monkeypatch.setenv("PLIMSOLL_SLURM", "1")
-    made, store = keeper(tmp_path, checkpoint__save_margin=margin)
-    store.save_s = 20.0
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_margin=margin)
+    checkpointer.save_s = 20.0
     clock.now += 10
-    steps(made, 1, 1)
+    run_steps(checkpoints, 1, 1)
     clock.now = now
-    assert made.stop_requested(None) == ("TIME" if stops else None)
-    assert made.stop_requested("TERM") == "TERM"
+    assert checkpoints.stop_requested(None) == ("TIME" if stops else None)
+    assert checkpoints.stop_requested("TERM") == "TERM"
 
 
-def test_grace_time_is_held_against_what_was_measured(tmp_path: Path, clock: Clock) -> None:
-    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
+def test_the_grace_period_is_compared_with_the_measured_speed(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, _ = make_checkpoints(tmp_path, shape=LARGE, grace_period_s=120)
     assert any(
-        "is taken to need" in note and "trainer.grace_period_s=120" in note for note in made.notes
+        "is taken to need" in note and "trainer.grace_period_s=120" in note
+        for note in checkpoints.notes
     )
     record = tmp_path / "metrics.jsonl"
     record.write_text('{"step": 1, "time": 1, "ckpt/write_gbps": 50.0}\n{"step": 2, "time": 2}\n')
-    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
-    assert not any("checkpoint" in note for note in made.notes)
+    checkpoints, _ = make_checkpoints(tmp_path, shape=LARGE, grace_period_s=120)
+    assert not any("checkpoint" in note for note in checkpoints.notes)
     record.write_text('{"step": 1, "time": 1, "ckpt/write_gbps": 0.02}\n')
-    made, _ = keeper(tmp_path, shape=LARGE, grace_period_s=120)
-    assert any("at the 0.02 GB/s measured before" in note for note in made.notes)
-    made, _ = keeper(tmp_path, shape=SHAPE, grace_period_s=120)
-    assert made.notes == []
+    checkpoints, _ = make_checkpoints(tmp_path, shape=LARGE, grace_period_s=120)
+    assert any("at the 0.02 GB/s measured before" in note for note in checkpoints.notes)
+    checkpoints, _ = make_checkpoints(tmp_path, shape=SHAPE, grace_period_s=120)
+    assert checkpoints.notes == []
 
 
-def test_the_best_by_default_is_the_validation_reward(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=1)
-    assert (store.settings.best_metric, store.settings.best) == ("val/reward", "max")
-    steps(made, 1, 1, metrics={"val/reward": 0.25})
-    steps(made, 2, 2)
-    assert [metric for _, metric, _ in store.saved] == [0.25, None]
-    assert made.best is None  # that folder is gone, or never was
-    (store.root / "step_1").mkdir(parents=True)
-    assert made.best == (store.root / "step_1", "val/reward 0.25")
-    assert keeper(tmp_path, validates=False)[1].settings.best_metric is None
+def test_the_best_checkpoint_by_default_has_the_highest_validation_reward(
+    tmp_path: Path, clock: Clock
+) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    assert checkpointer.settings.best_metric == "val/reward"
+    assert checkpointer.settings.best_mode == "max"
+    run_steps(checkpoints, 1, 1, metrics={"val/reward": 0.25})
+    run_steps(checkpoints, 2, 2)
+    assert [metric for _, metric, _ in checkpointer.saved] == [0.25, None]
+    assert checkpoints.best is None  # no such folder yet
+    (checkpointer.root / "step_1").mkdir(parents=True)
+    assert checkpoints.best == (checkpointer.root / "step_1", "val/reward 0.25")
+    assert make_checkpoints(tmp_path, validates=False)[1].settings.best_metric is None
 
 
 @pytest.mark.parametrize(
-    ("save", "test", "words"),
+    ("save", "test", "hint"),
     [
         (100, 10, None),
         (100, 100, None),
@@ -264,93 +292,104 @@ def test_the_best_by_default_is_the_validation_reward(tmp_path: Path, clock: Clo
         (100, 30, "only each 300th step"),
     ],
 )
-def test_saving_when_nothing_was_validated_is_said(
-    tmp_path: Path, clock: Clock, save: int, test: int, words: str | None
+def test_saves_that_keep_best_cannot_rank_are_reported(
+    tmp_path: Path, clock: Clock, save: int, test: int, hint: str | None
 ) -> None:
-    made, _ = keeper(tmp_path, checkpoint__save_freq=save, test_freq=test)
-    assert [words in note for note in made.notes if words] == ([True] if words else [])
-    assert words or made.notes == []
-    assert (
-        keeper(tmp_path, checkpoint__save_freq=save, test_freq=test, checkpoint__keep_best=0)[
-            0
-        ].notes
-        == []
+    checkpoints, _ = make_checkpoints(tmp_path, checkpoint__save_freq=save, test_freq=test)
+    assert [hint in note for note in checkpoints.notes if hint] == ([True] if hint else [])
+    assert hint or checkpoints.notes == []
+    without_best, _ = make_checkpoints(
+        tmp_path, checkpoint__save_freq=save, test_freq=test, checkpoint__keep_best=0
     )
+    assert without_best.notes == []
 
 
-def test_the_best_by_another_metric(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(
+def test_the_best_checkpoint_by_another_metric(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, checkpointer = make_checkpoints(
         tmp_path, checkpoint__save_freq=1, checkpoint__best_metric="train/nll", validates=False
     )
-    assert (store.settings.best_metric, store.settings.best) == ("train/nll", "min")
-    steps(made, 1, 2)
-    assert [metric for _, metric, _ in store.saved] == [1.0, 2.0]
+    assert checkpointer.settings.best_metric == "train/nll"
+    assert checkpointer.settings.best_mode == "min"
+    run_steps(checkpoints, 1, 2)
+    assert [metric for _, metric, _ in checkpointer.saved] == [1.0, 2.0]
 
 
-def test_a_metric_that_there_is_not_is_an_error_after_the_first_step(
+def test_an_unknown_best_metric_is_an_error_after_the_first_step(
     tmp_path: Path, clock: Clock
 ) -> None:
-    made, _ = keeper(tmp_path, checkpoint__best_metric="train/nil", checkpoint__best_mode="min")
+    checkpoints, _ = make_checkpoints(
+        tmp_path, checkpoint__best_metric="train/nil", checkpoint__best_mode="min"
+    )
     with pytest.raises(
         UserError, match=r"best_metric=train/nil is no metric.*did you mean 'train/nll'.*val/reward"
     ):
-        steps(made, 1, 1)
-    made, _ = keeper(tmp_path, checkpoint__best_metric="val/reward")  # validated later
-    steps(made, 1, 1)
+        run_steps(checkpoints, 1, 1)
+    # The first validation comes later.
+    checkpoints, _ = make_checkpoints(tmp_path, checkpoint__best_metric="val/reward")
+    run_steps(checkpoints, 1, 1)
 
 
-def test_what_is_saved_comes_back(
+def test_saved_state_is_restored(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, store = keeper(tmp_path, checkpoint__save_freq=1)
-    made._ctx.train()  # type: ignore[attr-defined]
-    steps(made, 1, 1, metrics={"val/reward": 0.5})
-    own, shared = store.states[0]
-    assert store.about["wandb_id"] == "abc" and {"commit", "torch", "deepspeed"} < set(store.about)
-    found = SimpleNamespace(
-        step=1, folder=store.root / "step_1", rank_state=own, rank_states=[own], global_state=shared
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    checkpoints._ctx.train()  # type: ignore[attr-defined]
+    run_steps(checkpoints, 1, 1, metrics={"val/reward": 0.5})
+    rank_state, global_state = checkpointer.states[0]
+    assert checkpointer.about["wandb_id"] == "abc" and {"commit", "torch", "deepspeed"} < set(
+        checkpointer.about
     )
-    monkeypatch.setattr(Store, "restored", found)
-    again, _ = keeper(tmp_path, checkpoint__save_freq=1)
-    assert (again.step, again._ctx.samples_seen, again._best.value) == (1, 4, 0.5)
-    assert again.notes == [f"Going on from {found.folder} (step 1)"]
-    del shared["best"]
-    found.rank_state, found.rank_states = None, [own, own]
-    again, _ = keeper(tmp_path, checkpoint__save_freq=1)
-    assert "2 rank(s) wrote it, 1 go on: cost, python, numpy, torch begin anew" in again.notes
-    assert "[WARNING] it was written by another version and lacks best" in again.notes
+    restored = SimpleNamespace(
+        step=1,
+        folder=checkpointer.root / "step_1",
+        rank_state=rank_state,
+        rank_states=[rank_state],
+        global_state=global_state,
+    )
+    monkeypatch.setattr(RecordingCheckpointer, "restored", restored)
+    resumed, _ = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    assert (resumed.restored_step, resumed._ctx.samples_seen, resumed._best.value) == (1, 4, 0.5)
+    assert resumed.notes == [f"Going on from {restored.folder} (step 1)"]
+    del global_state["best"]
+    restored.rank_state = None
+    restored.rank_states = [rank_state, rank_state]
+    resumed, _ = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    assert "2 rank(s) wrote it, 1 go on: cost, python, numpy, torch begin anew" in resumed.notes
+    assert "[WARNING] it was written by another version and lacks best" in resumed.notes
 
 
 def test_goodput_is_part_of_every_steps_metrics(tmp_path: Path, clock: Clock) -> None:
-    made, _ = keeper(tmp_path)
-    assert {"ckpt/failures", "goodput/ettr", "goodput/attempts"} <= made.metrics().keys()
-    with made:
+    checkpoints, _ = make_checkpoints(tmp_path)
+    assert {"ckpt/failures", "goodput/ettr", "goodput/attempts"} <= checkpoints.metrics().keys()
+    with checkpoints:
         pass
     assert json.loads((tmp_path / "logs/attempt_1/clock.json").read_text())["number"] == 1
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_rank_that_has_not_heard_of_the_commit_does_not_save_alone(
-    tmp_path: Path, clock: Clock, elsewhere: bool
+@pytest.mark.parametrize("missed_by_another", [False, True])
+def test_a_rank_that_missed_the_commit_does_not_save_alone(
+    tmp_path: Path, clock: Clock, missed_by_another: bool
 ) -> None:
-    made, store = keeper(tmp_path)
-    store.last_committed_step = 4
-    made._ctx.world.any = lambda flag: max(flag, elsewhere)  # type: ignore[misc,assignment]
-    said = str(made.lost(4, Failure("3 restarts in a row"), sync=lambda: None))
-    assert "Step 4 is saved" in said and store.steps == ([4] if elsewhere else [])
+    checkpoints, checkpointer = make_checkpoints(tmp_path)
+    checkpointer.last_committed_step = 4
+    checkpoints._ctx.world.any = lambda flag: max(flag, missed_by_another)  # type: ignore[misc,assignment]
+    message = str(checkpoints.save_lost_run(4, Failure("3 restarts in a row"), sync=lambda: None))
+    assert "Step 4 is saved" in message and checkpointer.steps == ([4] if missed_by_another else [])
 
 
-def test_a_metric_of_rank_0_alone_may_choose_the_best(tmp_path: Path, clock: Clock) -> None:
-    made, store = keeper(
+def test_a_metric_that_only_rank_0_has_may_choose_the_best_checkpoint(
+    tmp_path: Path, clock: Clock
+) -> None:
+    checkpoints, checkpointer = make_checkpoints(
         tmp_path,
         checkpoint__save_freq=1,
         checkpoint__best_metric="goodput/ettr",
         checkpoint__best_mode="max",
     )
-    made._ctx.world.is_main = False  # type: ignore[misc]
-    steps(made, 1, 1)
-    made._ctx.world.is_main = True  # type: ignore[misc]
+    checkpoints._ctx.world.is_main = False  # type: ignore[misc]
+    run_steps(checkpoints, 1, 1)
+    checkpoints._ctx.world.is_main = True  # type: ignore[misc]
     with pytest.raises(UserError, match="goodput/ettr is no metric"):
-        steps(made, 2, 2)
-    steps(made, 3, 3, metrics={"goodput/ettr": 0.9})
-    assert store.saved[-1] == (3, 0.9, False)
+        run_steps(checkpoints, 2, 2)
+    run_steps(checkpoints, 3, 3, metrics={"goodput/ettr": 0.9})
+    assert checkpointer.saved[-1] == (3, 0.9, False)

@@ -1,4 +1,4 @@
-"""What the loop does when a step can't be ended; tests/system loses a real engine."""
+"""The training loop when a part of it fails; tests/system kills a real engine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from trainer.base.errors import UserError
-from trainer.experience.weight_sync import AgreedError
+from trainer.ranks.agreement import AgreedError
 from trainer.rollout import EngineFailed
 from trainer.run import loop
-from trainer.tracking import Timers
 
 
-def test_ranks_that_nobody_planned_for_are_refused() -> None:
+def test_a_number_of_ranks_that_differs_from_the_config_is_refused() -> None:
     config: Any = SimpleNamespace(trainer=SimpleNamespace(nnodes=2, n_gpus_per_node=4))
     loop.require_ranks(config, SimpleNamespace(world_size=8))  # type: ignore[arg-type]
     with pytest.raises(
@@ -24,37 +23,41 @@ def test_ranks_that_nobody_planned_for_are_refused() -> None:
         loop.require_ranks(config, SimpleNamespace(world_size=4))  # type: ignore[arg-type]
 
 
-class Parts:
-    """Context, keeper and show in one: they note what is asked of them."""
+class FakeRun:
+    """Stands in for ``RunContext``, ``RunCheckpoints`` and ``RunReporter``; records the calls."""
 
-    total_steps, step, is_rl, samples_seen = 4, 0, True, 0
-    timers = Timers()
+    total_steps = 4
+    restored_step = 0
+    last_logged = 0
+    error: Exception = EngineFailed("gone")
 
-    last_logged, error = 0, EngineFailed("gone")
-
-    def __init__(self, lost_in: str, at: int) -> None:
+    def __init__(self, fails_in: str, at_step: int) -> None:
         trainer = SimpleNamespace(val_before_train=False, val_only=False, test_freq=2)
         self.config = SimpleNamespace(trainer=trainer)
-        self.engine = SimpleNamespace(keep_private=lambda: None)
+        self.engine = SimpleNamespace(hide_from_forks=lambda: None)
         self.loader = SimpleNamespace(start=lambda: None)
-        self.tracker = SimpleNamespace(sync=lambda: None, message=lambda text: None)
-        self.lost_in, self.at = lost_in, at
+        self.fails_in = fails_in
+        self.at_step = at_step
         self.logged: list[int] = []
         self.saved: int | None = None
 
-    def may_fail(self, where: str, step: int) -> None:
-        if (where, step) == (self.lost_in, self.at):
+    def fail_if_due(self, phase: str, step: int) -> None:
+        if (phase, step) == (self.fails_in, self.at_step):
             raise self.error
 
     def validation(self, step: int) -> dict[str, float]:
-        self.may_fail("validation", step)
+        self.fail_if_due("validation", step)
         return {"val/reward": 0.5}
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.logged.append(step)
         self.last_logged = step
 
-    def lost(self, step: int, why: Exception, *, sync: Any) -> Exception:
+    def message(self, text: str) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def save_lost_run(self, step: int, why: Exception, *, sync: Any) -> Exception:
         self.saved = step
         return type(why)(f"{why}. Step {step} is saved")
 
@@ -68,50 +71,50 @@ class Parts:
         return None
 
     def after_step(self, step: int, *_: object, **__: object) -> None:
-        self.may_fail("settling", step)
+        self.fail_if_due("drain", step)
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_run_that_only_validates_does_so_at_the_step_it_goes_on_from(step: int) -> None:
-    parts: Any = Parts("nowhere", 0)
-    parts.step, parts.config.trainer.val_only = step, True
-    assert loop.run(parts, parts, parts) == 0
-    assert parts.logged == [step]
+def test_val_only_validates_at_the_resumed_step(step: int) -> None:
+    fake: Any = FakeRun("nowhere", 0)
+    fake.restored_step = step
+    fake.config.trainer.val_only = True
+    assert loop.run(fake, fake, fake) == 0
+    assert fake.logged == [step]
 
 
 @pytest.mark.parametrize(
-    ("where", "at", "saved", "logged"),
+    ("phase", "at_step", "saved", "logged"),
     [
         ("data", 0, None, []),
         ("validation", 0, 0, []),
         ("rollout", 1, 0, [0]),
         ("rollout", 3, 2, [0, 1, 2]),
         ("validation", 2, 2, [0, 1, 2]),
-        ("settling", 3, 3, [0, 1, 2, 3]),
+        ("drain", 3, 3, [0, 1, 2, 3]),
     ],
 )
 @pytest.mark.parametrize("error", [EngineFailed("gone"), AgreedError("gone")])
-def test_the_last_whole_step_is_saved(
+def test_a_failure_costs_no_complete_step(
     monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    at: int,
+    phase: str,
+    at_step: int,
     saved: int | None,
     logged: list[int],
     error: Exception,
 ) -> None:
-    parts: Any = Parts(where, at)
-    parts.error, parts.config.trainer.val_before_train = error, True
+    fake: Any = FakeRun(phase, at_step)
+    fake.error = error
+    fake.config.trainer.val_before_train = True
 
-    def rl_batch(ctx: Parts, step: int) -> tuple[list[int], dict[str, float]]:
-        ctx.may_fail("rollout", step)
-        return [1], {}
+    def training_step(ctx: FakeRun, step: int, sft_batches: Any) -> Any:
+        ctx.fail_if_due("rollout", step)
+        return SimpleNamespace(metrics={})
 
     monkeypatch.setattr(loop, "endless", lambda loader: loader)
-    monkeypatch.setattr(loop, "rl_batch", rl_batch)
-    monkeypatch.setattr(loop, "update_policy", lambda ctx, batch, step: ([], {}))
-    monkeypatch.setattr(loop, "require_sound_data", lambda ctx, say: ctx.may_fail("data", 0))
-    with pytest.raises(
-        type(error), match="gone" if saved is None else f"gone. Step {saved} is saved"
-    ):
-        loop.run(parts, parts, parts)
-    assert (parts.saved, parts.logged) == (saved, logged)
+    monkeypatch.setattr(loop, "training_step", training_step)
+    monkeypatch.setattr(loop, "check_data", lambda ctx, report: ctx.fail_if_due("data", 0))
+    message = "gone" if saved is None else f"gone. Step {saved} is saved"
+    with pytest.raises(type(error), match=message):
+        loop.run(fake, fake, fake)
+    assert (fake.saved, fake.logged) == (saved, logged)

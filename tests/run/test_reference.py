@@ -1,5 +1,5 @@
-"""The reference moves when it is due, by what its decay says, and only then is it part of a
-checkpoint.
+"""With ``ema_interval`` the reference follows the policy and is part of checkpoints; without, it
+stays as it was and is in none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.run.reference import follow, reference_state
+from trainer.run.reference import reference_state, update_reference
 
 
 class Engine:
@@ -41,27 +41,32 @@ def context(interval: int | None, decay: float, dtype: torch.dtype = torch.float
 @pytest.mark.parametrize(
     ("decay", "values"), [(0.5, [1, 2, 2, 2.5]), (0.0, [1, 3, 3, 3]), (1.0, [1, 1, 1, 1])]
 )
-def test_each_second_step(dtype: torch.dtype, decay: float, values: list[float]) -> None:
-    ctx, seen, said = context(2, decay, dtype), [], []
+def test_the_reference_moves_every_ema_interval_steps(
+    dtype: torch.dtype, decay: float, values: list[float]
+) -> None:
+    ctx = context(2, decay, dtype)
+    weights: list[float] = []
+    reference_steps: list[float] = []
     for step in (1, 2, 3, 4):
-        said.append(follow(ctx, step)["actor/reference_step"])
-        seen.append(ctx.reference.weight.item())
-    assert seen == values and said == [0, 2, 2, 4]
+        reference_steps.append(update_reference(ctx, step)["actor/reference_step"])
+        weights.append(ctx.reference.weight.item())
+    assert weights == values
+    assert reference_steps == [0, 2, 2, 4]
     assert ctx.engine.module.weight.item() == 3 and not ctx.reference.weight.requires_grad
 
 
-def test_a_frozen_one_stays_and_is_in_no_checkpoint() -> None:
+def test_a_reference_without_interval_stays_and_is_in_no_checkpoint() -> None:
     ctx = context(None, 0.5)
-    assert (
-        follow(ctx, 500) == {} and float(ctx.reference.weight) == 1 and reference_state(ctx) == {}
-    )
+    assert update_reference(ctx, 500) == {}
+    assert float(ctx.reference.weight) == 1
+    assert reference_state(ctx) == {}
     ctx.reference = None
-    assert follow(ctx, 500) == {} and reference_state(ctx) == {}
+    assert update_reference(ctx, 500) == {} and reference_state(ctx) == {}
 
 
-def test_what_a_checkpoint_holds_is_the_live_reference() -> None:
+def test_a_checkpoint_holds_the_current_reference() -> None:
     ctx = context(1, 0.0)
-    held = reference_state(ctx)
-    assert set(held) == {"reference.weight", "reference.bias"}
-    follow(ctx, 1)
-    assert all(float(t) == 3 for t in held.values())
+    state = reference_state(ctx)
+    assert set(state) == {"reference.weight", "reference.bias"}
+    update_reference(ctx, 1)
+    assert all(float(t) == 3 for t in state.values())

@@ -1,6 +1,4 @@
-"""Whatever of a run changes while it trains comes back from a checkpoint; a part that is forgotten
-is found here.
-"""
+"""Every state that training changes is restored from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,95 +13,100 @@ from torch import nn
 
 from tests.run.ranks import Rank
 from trainer.checkpoint.snapshot import state
-from trainer.checkpoint.snapshot.parts import Parts
-from trainer.run.build import Context
-from trainer.tracking.wandb_run import Identity, keep_identity, stored_identity
+from trainer.checkpoint.snapshot.state_registry import StateRegistry
+from trainer.run.context import RunContext
+from trainer.tracking.wandb_run import WandbIdentity, load_identity, save_identity
 
-OF_THE_ENGINE = {"engine", "loaded", "reference"}
-"""Their state is the engine's own, which the checkpoint captures, or frozen."""
+SAVED_BY_THE_ENGINE = {"engine", "model", "reference"}
+"""Components whose weights the checkpoint captures from the engine, or that never change."""
+STATE_NAMES = {"lowered_budgets": "budgets"}
+"""Field of ``RunContext`` -> its name in checkpoints, where the two differ."""
 COUNTERS = (int, float, list[int] | None)
 
 
-def plain(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     return state.encode({"x": value})
 
 
-def test_everything_that_changes_comes_back(tmp_path: Path) -> None:
+def test_every_changed_state_is_restored(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    rank, other = Rank(tmp_path / "one"), Rank(tmp_path / "two")
-    before = [parts.state_dict() for parts in rank.parts()]
+    rank = Rank(tmp_path / "one")
+    other = Rank(tmp_path / "two")
+    before = [registry.state_dict() for registry in rank.states()]
     rank.train()
-    saved = [parts.state_dict() for parts in rank.parts()]
+    saved = [registry.state_dict() for registry in rank.states()]
     for old, new in zip(before, saved, strict=True):
         for name in new:
-            assert plain(old[name]) != plain(new[name]), f"{name}: the test doesn't change it"
-    on_disk = [state.encode(part) for part in saved]
-    drawn = (random.random(), np.random.rand(), float(torch.rand(1)))
-    for parts, data in zip(other.parts(), on_disk, strict=True):
-        assert parts.load_state_dict(state.decode(data)) == []
-    assert (random.random(), np.random.rand(), float(torch.rand(1))) == drawn
-    for parts, data in zip(other.parts(), saved, strict=True):
-        for name, value in parts.state_dict().items():
+            assert encoded(old[name]) != encoded(new[name]), f"{name}: the test doesn't change it"
+    on_disk = [state.encode(states) for states in saved]
+    expected_draws = (random.random(), np.random.rand(), float(torch.rand(1)))
+    for registry, data in zip(other.states(), on_disk, strict=True):
+        assert registry.load_state_dict(state.decode(data)) == []
+    assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected_draws
+    for registry, data in zip(other.states(), saved, strict=True):
+        for name, value in registry.state_dict().items():
             if name not in ("python", "numpy", "torch"):
-                assert plain(value) == plain(data[name]), f"{name} did not come back"
+                assert encoded(value) == encoded(data[name]), f"{name} is not restored"
     assert other.calibrator.fit() == rank.calibrator.fit() is not None
-    assert other.kl.coef == rank.kl.coef != 0.1
-    assert stored_identity(other.run_dir) == stored_identity(rank.run_dir)
+    assert other.kl_controller.coef == rank.kl_controller.coef != 0.1
+    assert load_identity(other.run_dir) == load_identity(rank.run_dir)
     with rank.loader, other.loader:
-        assert [e.index for e in next(iter(other.loader))] == [
-            e.index for e in next(iter(rank.loader))
-        ]
+        batch = [example.index for example in next(iter(rank.loader))]
+        assert [example.index for example in next(iter(other.loader))] == batch
 
 
-def test_no_state_of_a_context_is_forgotten(tmp_path: Path) -> None:
-    """A new field that counts, or that has a ``load_state_dict``, must be registered."""
-    shared, own = Rank(tmp_path).parts()
-    loads = [load for parts in (shared, own) for _, load in parts._parts.values()]
+def test_every_stateful_field_of_the_run_context_is_in_checkpoints(tmp_path: Path) -> None:
+    """A new counter, or a component with ``load_state_dict``, has to be registered."""
+    states = Rank(tmp_path).states()
+    names = [name for registry in states for name in registry.names]
+    loads = [load for registry in states for load in registry._loaders.values()]
     rank = Rank(tmp_path)
     owners = {type(getattr(load, "__self__", None)) for load in loads}
-    for name, kind in get_type_hints(Context).items():
-        if name in OF_THE_ENGINE or (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    for name, kind in get_type_hints(RunContext).items():
+        if name in SAVED_BY_THE_ENGINE or (isinstance(kind, type) and issubclass(kind, nn.Module)):
             continue
         if kind in COUNTERS:
-            assert name in shared.names + own.names, f"Context.{name} is in no checkpoint"
+            saved_as = STATE_NAMES.get(name, name)
+            assert saved_as in names, f"RunContext.{name} is in no checkpoint"
         elif hasattr(kind, "load_state_dict"):
-            assert type(getattr(rank, name)) in owners, f"Context.{name} is in no checkpoint"
+            assert type(getattr(rank, name)) in owners, f"RunContext.{name} is in no checkpoint"
 
 
 def test_random_states_are_restored_last(tmp_path: Path) -> None:
-    assert Rank(tmp_path).parts()[1].names[-3:] == ("python", "numpy", "torch")
+    assert Rank(tmp_path).states()[1].names[-3:] == ("python", "numpy", "torch")
 
 
-def test_a_checkpoint_of_another_run_makes_no_other_run_of_this_one(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_does_not_change_the_wandb_run(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    rank.identity.own = False
+    rank.identity.same_run = False
     rank.identity.load_state_dict(
         {"identity": {"id": "a", "project": "p", "name": "n", "group": None}, "last_step": 9}
     )
-    assert stored_identity(tmp_path) is None
-    keep_identity(tmp_path, Identity("mine", "p", "n", None))
-    rank.identity.own = True
+    assert load_identity(tmp_path) is None
+    save_identity(tmp_path, WandbIdentity("this", "p", "n", None))
+    rank.identity.same_run = True
     rank.identity.load_state_dict(
         {"identity": {"id": "a", "project": "p", "name": "n", "group": None}, "last_step": 9}
     )
-    assert rank.identity.id == "mine"
+    assert rank.identity.id == "this"
 
 
-def test_budgets_of_another_world_are_left_to_it(tmp_path: Path) -> None:
+def test_lowered_budgets_of_another_world_size_are_not_restored(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    rank.parts()[0].load_state_dict({"budgets": [1, 2, 3]})
-    assert rank.budgets is None
-    rank.parts()[0].load_state_dict({"budgets": [1, 2]})
-    assert rank.budgets == [1, 2]
+    rank.states()[0].load_state_dict({"budgets": [1, 2, 3]})
+    assert rank.lowered_budgets is None
+    rank.states()[0].load_state_dict({"budgets": [1, 2]})
+    assert rank.lowered_budgets == [1, 2]
 
 
-def test_parts_by_name() -> None:
-    parts, held = Parts(), {"a": 1}
-    parts.add("a", lambda: held["a"], lambda value: held.update(a=value))
-    parts.add("b", lambda: None, lambda value: None)
-    with pytest.raises(ValueError, match="a part a already"):
-        parts.add("a", lambda: 0, lambda value: None)
-    assert parts.state_dict() == {"a": 1, "b": None}
-    assert parts.load_state_dict({"a": 5, "c": 6}) == ["b"]
-    assert held == {"a": 5}
+def test_a_registry_saves_and_loads_states_by_name() -> None:
+    registry = StateRegistry()
+    values = {"a": 1}
+    registry.add("a", lambda: values["a"], lambda value: values.update(a=value))
+    registry.add("b", lambda: None, lambda value: None)
+    with pytest.raises(ValueError, match="a state a already"):
+        registry.add("a", lambda: 0, lambda value: None)
+    assert registry.state_dict() == {"a": 1, "b": None}
+    assert registry.load_state_dict({"a": 5, "c": 6}) == ["b"]
+    assert values == {"a": 5}

@@ -18,12 +18,10 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
 def _free_base_port() -> int:
-    """A port with 20 free ones after it: each lab needs its own range, also one that comes up at
-    the same time.
-    """
+    """The first port of a free range. Labs that start at the same time need different ranges."""
     blocks = 70
-    for turn in range(blocks):
-        base = 28200 + (os.getpid() + turn) % blocks * 40
+    for attempt in range(blocks):
+        base = 28200 + (os.getpid() + attempt) % blocks * 40
         try:
             for port in (base, base + 1, *range(base + 11, base + 15)):
                 with socket.socket() as probe:
@@ -36,7 +34,7 @@ def _free_base_port() -> int:
 
 @pytest.fixture(scope="session")
 def slurm_lab() -> Iterator[Path]:
-    """The folder of a running lab; SLURM_CONF points to it while the session lasts."""
+    """The folder of a running Slurm lab; SLURM_CONF names its configuration during the session."""
     if os.getuid() != 0:
         pytest.skip("the Slurm lab starts daemons and must be root")
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -45,9 +43,8 @@ def slurm_lab() -> Iterator[Path]:
         pytest.skip(
             f"{', '.join(missing)} not installed; slurm/dev/install.sh installs them on Debian"
         )
-    lab = Path(
-        tempfile.mkdtemp(prefix="plimsoll-slurm-")
-    )  # pytest's own folders are closed to MariaDB's user
+    # MariaDB's user may not enter pytest's own folders.
+    lab = Path(tempfile.mkdtemp(prefix="plimsoll-slurm-"))
     os.chmod(lab, 0o755)
     up = subprocess.run(
         [str(ROOT / "slurm/dev/up.sh"), str(lab), "4", str(_free_base_port())],
@@ -78,7 +75,7 @@ def slurm_lab() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small .sif; see containers/build-test.sh."""
+    """A small image, built by containers/build-test.sh."""
     if shutil.which("apptainer") is None:
         pytest.skip(
             "apptainer is not installed; containers/install-apptainer.sh installs it on Debian"
@@ -98,8 +95,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python_binds() -> list[str]:
-    """What an image needs of this machine to run this interpreter: the base Python and the virtual
-    environment.
+    """The folders that an image has to bind to run this interpreter: the base Python and the
+    virtual environment.
     """
     base = Path(sys.base_prefix).resolve()
     return sorted({str(base), str(Path(sys.prefix).resolve())})

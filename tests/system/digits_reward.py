@@ -1,8 +1,8 @@
-"""A reward that an untrained model earns parts of, so that gradients are not zero.
+"""A reward that differs between the answers of an untrained model, so that gradients are not zero.
 
-A file ``hold`` beside it: after as many answers as it says a process judges no more until it is
-signalled, or the file is gone. A run is then still there when its interruption comes, however busy
-the machine is.
+Where a file ``hold`` lies in the same folder, a process pauses after the number of answers written
+in it, until it gets a signal or the file is removed. A run is then still running when a test
+interrupts it, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import time
 from pathlib import Path
 
 HOLD = Path(__file__).with_name("hold")
-LONGEST_S = 250.0
+MAX_WAIT_S = 250.0
 _answers = itertools.count(1)
-_asked: list[int] = []
+_signals: list[int] = []
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
 ) -> float:
-    answer, until = next(_answers), time.monotonic() + LONGEST_S
+    answer = next(_answers)
+    deadline = time.monotonic() + MAX_WAIT_S
     if answer == 1:
-        for number in (
-            signal.SIGUSR2,
-            signal.SIGTERM,
-        ):  # Slurm sends them to every process of a step
-            signal.signal(number, lambda number, frame: _asked.append(number))
-    while answer > _held_from() and not _asked and time.monotonic() < until:
+        # Slurm sends them to every process of a step.
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: _signals.append(number))
+    while answer > _hold_after() and not _signals and time.monotonic() < deadline:
         time.sleep(0.02)
     return sum(ord(letter) % 7 for letter in solution_str) / (1 + 7 * len(solution_str))
 
 
-def _held_from() -> float:
+def _hold_after() -> float:
+    """Number of answers after which to pause; infinite without the file."""
     try:
         return float(HOLD.read_text())
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def _held_from() -> float:
 
 
 def held_copy(folder: Path, answers: int) -> Path:
-    """This file in a new ``folder``, with a ``hold`` beside it."""
+    """Copy this file into a new ``folder`` with a file ``hold``; return the copy."""
     folder.mkdir()
     (folder / "hold").write_text(str(answers))
     copy = folder / "reward.py"

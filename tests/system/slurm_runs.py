@@ -1,4 +1,4 @@
-"""Submit runs to the lab and look at them."""
+"""Submit runs to the Slurm lab, and read their states and records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
+from jobs.evidence import states_of
+from jobs.hydra_entry import launch_on_slurm
 from jobs.ledger import Entry
 from jobs.records import attempts
+from jobs.run_state import RunState
 from jobs.slurm import Slurm
-from jobs.submit.hydra_entry import launch_on_slurm
-from jobs.submit.launch import Point, states_of
-from jobs.view.state import RunState
+from jobs.submit.launch import Point
 from tests.jobs.conftest import point
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 900.0
-"""Of a wait for what comes by itself: a start that takes 9 s takes minutes beside other work."""
+MAX_WAIT_S = 900.0
+"""Longest wait for an event: a start that takes 9 s takes minutes on a busy machine."""
 
 
 def slurm(*command: str, check: bool = True) -> str:
@@ -48,8 +49,9 @@ class Sweep:
     def __init__(
         self, folder: Path, points: Sequence[Point], standin: str = "", **options: Any
     ) -> None:
-        """``standin``: more of its variables."""
-        self.folder, self.ledger = folder, folder.parent / "ledger.jsonl"
+        """Submit ``points``. ``standin`` are variables of the stand-in (``NAME=VALUE``)."""
+        self.folder = folder
+        self.ledger = folder.parent / "ledger.jsonl"
         settings = {
             "ledger": str(self.ledger),
             "timeout_min": 60,
@@ -69,39 +71,39 @@ class Sweep:
         return next(entry for entry in self.entries() if entry.name.endswith(f"/{index}"))
 
     def states(self) -> dict[str, RunState]:
-        """As ``jobs status`` sees them."""
-        return states_of(self.entries(), Slurm(timeout_s=LONG_S))
+        """The states of the runs, as ``jobs status`` shows them."""
+        return states_of(self.entries(), Slurm(timeout_s=MAX_WAIT_S))
 
 
 def state(entry: Entry) -> str:
-    """PENDING, RUNNING, COMPLETED, ..."""
-    return states_of([entry], Slurm(timeout_s=LONG_S))[entry.run].state
+    """The state of a run: PENDING, RUNNING, COMPLETED, ..."""
+    return states_of([entry], Slurm(timeout_s=MAX_WAIT_S))[entry.run].state
 
 
 def step(entry: Entry) -> int:
-    """How many steps a run has logged; a repeated one counts twice."""
+    """The number of steps that a run has logged; a repeated step counts twice."""
     path = Path(entry.run) / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
 
 
 def causes(entry: Entry) -> list[str]:
-    """Why its attempts ended."""
+    """The causes of the ends of a run's attempts."""
     return [str(line["cause"]) for line in attempts(Path(entry.run))]
 
 
-def wait(true: Callable[[], Any], what: str, entry: Entry | None = None) -> None:
-    """Wait for a condition; on failure say what was waited for and what the run's logs hold."""
-    end = time.monotonic() + LONG_S
-    while not true():
-        broken = entry is not None and "error" in causes(entry)
-        if broken or time.monotonic() > end:
+def wait(condition: Callable[[], Any], event: str, entry: Entry | None = None) -> None:
+    """Wait until ``condition`` holds; the error names ``event`` and shows the run's logs."""
+    deadline = time.monotonic() + MAX_WAIT_S
+    while not condition():
+        failed = entry is not None and "error" in causes(entry)
+        if failed or time.monotonic() > deadline:
             raise AssertionError(
-                f"waited {LONG_S} s for {what}\n{_evidence(entry) if entry else ''}"
+                f"waited {MAX_WAIT_S} s for {event}\n{_logs_text(entry) if entry else ''}"
             )
         time.sleep(0.2)
 
 
-def _evidence(entry: Entry) -> str:
+def _logs_text(entry: Entry) -> str:
     logs = [*Path(entry.script).glob("*log.out"), *Path(entry.run).glob("logs/*/*.log")]
     texts = [f"== {path}\n{path.read_text(errors='replace')[-1500:]}" for path in logs]
     return "\n".join([str(attempts(Path(entry.run))), os.popen("squeue; sinfo").read(), *texts])

@@ -1,5 +1,5 @@
-"""The image's definition, as far as real Apptainer can build it without a network: all but its base
-and %post.
+"""Build the image's definition with real Apptainer, without the base and %post, which need a
+network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tests.system.slurm_runs import ROOT
 pytestmark = pytest.mark.system
 
 
-def test_sections_of_the_definition(image: Path, tmp_path: Path) -> None:
+def test_an_image_has_the_label_environment_and_run_script_of_its_definition(
+    image: Path, tmp_path: Path
+) -> None:
     text = (ROOT / "containers/plimsoll.def").read_text()
     text = re.sub(
         r"^Bootstrap: .*\nFrom: .*",
@@ -30,10 +32,15 @@ def test_sections_of_the_definition(image: Path, tmp_path: Path) -> None:
     (tmp_path / "x.def").write_text(text)
     sif = str(tmp_path / "x.sif")
 
-    def apptainer(*words: str, code: int = 0) -> str:
+    def apptainer(*arguments: str, code: int = 0) -> str:
         env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
         done = subprocess.run(
-            ["apptainer", *words], capture_output=True, text=True, timeout=500, cwd=ROOT, env=env
+            ["apptainer", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            cwd=ROOT,
+            env=env,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -45,5 +52,5 @@ def test_sections_of_the_definition(image: Path, tmp_path: Path) -> None:
     locked = (ROOT / "requirements/cuda.txt").read_text()
     assert apptainer("exec", sif, "cat", "/opt/plimsoll/cuda.txt") == locked
     assert apptainer("run", sif, "basename", "/x/two  words") == "two  words\n"
-    # %test comes as far as Python, which %post would have installed.
+    # %test runs up to Python, which %post would have installed.
     assert "python3: not found" in apptainer("test", "--cleanenv", sif, code=127)

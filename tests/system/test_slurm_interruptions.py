@@ -1,8 +1,8 @@
-"""Interrupted runs on a real Slurm end where undisturbed ones do, bit for bit.
+"""Interrupted runs on a real Slurm end with the same weights as undisturbed ones, bit for bit.
 
-All scenes play at the same time, on nodes of their own; the tests then look at how each ended. The
-real trainer goes through every kind of interruption once; ten preemptions in a row and a
-cancellation fall to the quick stand-in.
+The scenarios run at the same time, each on its own nodes; the tests then check their ends. The real
+trainer is interrupted once in every way; the quick stand-in is preempted ten times in a row, and
+another one is cancelled.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from jobs.records import attempts
 from tests.system import digits_reward
 from tests.system.slurm_runs import Sweep, causes, dev_point, slurm, state, step, wait
 from tests.system.test_slurm_sweep import Lab
-from trainer.base.run_folder import log_folder, read_json, read_lines
+from trainer.base.run_folder import log_folder, read_json, read_json_lines
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
-STEPS, STANDIN_STEPS, PREEMPTIONS = 24, 60, 10
-A_STEP = 8
-"""Answers of a step of the real trainer."""
-SAME_EVERY_TIME = (
+STEPS = 24
+STANDIN_STEPS = 60
+PREEMPTIONS = 10
+ANSWERS_PER_STEP = 8
+"""Answers that a training step of the real trainer scores."""
+EQUAL_METRICS = (
     "critic/score/mean",
     "actor/pg_loss",
     "actor/grad_norm",
@@ -47,45 +49,48 @@ INTERRUPTIONS = ["preempted", "signalled", "requeued", "timeout", "node_failure"
 
 
 @dataclass
-class Scenes:
-    """What plays, and the daemons it plays on."""
+class Scenarios:
+    """The runs of all scenarios, and the Slurm lab that they share."""
 
     root: Path
     lab: Path
     trainer: Lab
-    players: dict[str, Future[Entry]]
+    runs: dict[str, Future[Entry]]
 
     def ended(self, name: str) -> Entry:
-        """The run's entry, once its scene is over."""
-        return self.players[name].result(timeout=3500)
+        """The run's entry, once its scenario is over."""
+        return self.runs[name].result(timeout=3500)
 
 
 @pytest.fixture(scope="module")
-def scenes(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenes]:
+def scenarios(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
     root = tmp_path_factory.mktemp("interruptions")
     trainer = Lab(root)
     del trainer.env["PLIMSOLL_WORKER_MODULE"]
-    stage = Scenes(root, slurm_lab, trainer, {})
-    plays: dict[str, Callable[[Scenes], Entry]] = {
-        "broken": _broken,
-        "calm": _calm,
+    scenarios = Scenarios(root, slurm_lab, trainer, {})
+    functions: dict[str, Callable[[Scenarios], Entry]] = {
+        "interrupted": _run_interrupted,
+        "undisturbed": _run_undisturbed,
         "preempted": _preempt_often,
         "cancelled": _cancel,
     }
-    with ThreadPoolExecutor(len(plays)) as pool:
-        stage.players |= {name: pool.submit(play, stage) for name, play in plays.items()}
-        yield stage
+    with ThreadPoolExecutor(len(functions)) as pool:
+        scenarios.runs |= {
+            name: pool.submit(scenario, scenarios) for name, scenario in functions.items()
+        }
+        yield scenarios
 
 
-def _others(*nodes: str) -> str:
+def _all_nodes_except(*nodes: str) -> str:
+    """The value of ``exclude`` that leaves ``nodes``."""
     return ",".join(node for node in ("n1", "n2", "n3", "n4") if node not in nodes)
 
 
 def _trainer(
-    stage: Scenes, name: str, reward: Path, *nodes: str, logger: str = "[console]"
+    scenarios: Scenarios, name: str, reward: Path, *nodes: str, logger: str = "[console]"
 ) -> Entry:
     """Submit the real trainer through the command line."""
-    stage.trainer.sweep(
+    scenarios.trainer.sweep(
         name,
         "container=none",
         f"trainer.total_training_steps={STEPS}",
@@ -96,17 +101,19 @@ def _trainer(
         "data.num_workers=0",
         "trainer.plot_interval=1000",
         "trainer.checkpoint.save_freq=2",
-        f'hydra.launcher.exclude="{_others(*nodes)}"',
+        f'hydra.launcher.exclude="{_all_nodes_except(*nodes)}"',
         "hydra.launcher.resubmit=always",
         "trainer.n_gpus_per_node=1",
         "hydra.launcher.timeout_min=60",
         "hydra.launcher.signal_delay_s=580",
     )
-    return next(e for e in ledger.read(stage.root / "ledger.jsonl") if e.sweep == name)
+    return next(e for e in ledger.read(scenarios.root / "ledger.jsonl") if e.sweep == name)
 
 
-def _standin(stage: Scenes, name: str, node: str, steps: int, standin: str = "") -> Entry:
-    sweep = Sweep(stage.root / name, [dev_point(0, name, steps)], standin, exclude=_others(node))
+def _standin(scenarios: Scenarios, name: str, node: str, steps: int, standin: str = "") -> Entry:
+    sweep = Sweep(
+        scenarios.root / name, [dev_point(0, name, steps)], standin, exclude=_all_nodes_except(node)
+    )
     return sweep.entry(0)
 
 
@@ -115,27 +122,26 @@ def _finish(entry: Entry) -> Entry:
     return entry
 
 
-def _calm(stage: Scenes) -> Entry:
-    return _finish(_trainer(stage, "calm", Path(digits_reward.__file__), "n3"))
+def _run_undisturbed(scenarios: Scenarios) -> Entry:
+    return _finish(_trainer(scenarios, "undisturbed", Path(digits_reward.__file__), "n3"))
 
 
-def _broken(stage: Scenes) -> Entry:
-    """Each attempt makes three steps and goes on when it is asked to stop: none ends before its
-    interruption comes.
+def _run_interrupted(scenarios: Scenarios) -> Entry:
+    """Interrupt one run in every way. Each attempt pauses after three steps until it is signalled,
+    so that none ends before its interruption.
     """
-    reward = digits_reward.held_copy(stage.root / "reward", 3 * A_STEP)
-    entry = _trainer(stage, "broken", reward, "n1", "n2", logger="[console,wandb]")
-    for number, interrupt in enumerate(
-        (_preempt, _signal_twice, _requeue, _reach_the_limit, _lose_the_node)
-    ):
-        seen = step(entry)
-        if interrupt is not _reach_the_limit:  # that one comes soon enough by itself
+    reward = digits_reward.held_copy(scenarios.root / "reward", 3 * ANSWERS_PER_STEP)
+    entry = _trainer(scenarios, "interrupted", reward, "n1", "n2", logger="[console,wandb]")
+    interruptions = (_preempt, _signal_twice, _requeue, _reach_the_time_limit, _lose_the_node)
+    for number, interrupt in enumerate(interruptions):
+        before = step(entry)
+        if interrupt is not _reach_the_time_limit:  # the steps are done before Slurm checks it
             wait(
-                lambda seen=seen: step(entry) >= seen + 2,
+                lambda before=before: step(entry) >= before + 2,
                 f"two steps before {interrupt.__name__}",
                 entry,
             )
-        interrupt(entry, stage.lab)
+        interrupt(entry, scenarios.lab)
         wait(
             lambda number=number: len(causes(entry)) > number,
             f"the end of {interrupt.__name__}",
@@ -170,21 +176,18 @@ def _preempt(entry: Entry, lab: Path) -> None:
 
 def _signal_twice(entry: Entry, lab: Path) -> None:
     slurm("scancel", "--signal=USR2", entry.job)
-    slurm(
-        "scancel", "--signal=USR2", entry.job, check=False
-    )  # as when a container runtime passes it on again
+    # A container runtime may pass a signal on a second time.
+    slurm("scancel", "--signal=USR2", entry.job, check=False)
 
 
 def _requeue(entry: Entry, lab: Path) -> None:
-    """An operator's requeue: the ranks get TERM and nothing else, like on a site that sends no
-    USR2.
-    """
+    """Requeue as an operator does: the ranks get only TERM, as on a site that sends no USR2."""
     slurm("scontrol", "requeue", entry.job)
 
 
-def _reach_the_limit(entry: Entry, lab: Path) -> None:
-    """Slurm's own time limit, sooner: with 580 s of warning before ten minutes it warns when it
-    looks, every 30 s.
+def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
+    """Lower the time limit to ten minutes. With a warning of 580 s, Slurm then sends its signal at
+    its next check, within 30 s.
     """
     slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=10")
     wait(lambda: causes(entry)[-1:] == ["timeout"], "the time limit", entry)
@@ -192,43 +195,44 @@ def _reach_the_limit(entry: Entry, lab: Path) -> None:
 
 
 def _lose_the_node(entry: Entry, lab: Path) -> None:
-    """The machine is gone: its daemon, and everything the job had on it. Slurm finds out by itself
+    """Kill the node's daemon and every process of the job there. Slurm notices by itself
     (SlurmdTimeout).
     """
-    node, array = _node_of(entry), entry.job.split("_")[0]
+    node = _node_of(entry)
+    array = entry.job.split("_")[0]
     file = lab / f"pid/slurmd-{node}.pid"
     _kill(int(file.read_text()))
-    for mark in (f"slurmstepd: [{array}.", f"SLURM_ARRAY_JOB_ID={array} "):
-        for pid in [pid for pid, words in _processes() if mark in words]:
+    for marker in (f"slurmstepd: [{array}.", f"SLURM_ARRAY_JOB_ID={array} "):
+        for pid in [pid for pid, text in _processes() if marker in text]:
             _kill(pid)
     wait(
         lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), f"the loss of {node}", entry
     )
-    with (lab / f"log/slurmd-{node}.out").open(
-        "ab"
-    ) as log:  # a new machine of that name, for the tests that follow
+    # The tests that follow need a node of that name.
+    with (lab / f"log/slurmd-{node}.out").open("ab") as log:
         daemon = shutil.which("slurmd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-        again = subprocess.Popen(
+        new_daemon = subprocess.Popen(
             [str(daemon), "-D", "-N", node], stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
-    file.write_text(str(again.pid))
+    file.write_text(str(new_daemon.pid))
 
 
 def _processes() -> list[tuple[int, str]]:
-    found = []
+    """Process id, and command line with environment, of every other process."""
+    processes = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
-                words = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-                environment = (
-                    (folder / "environ").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                command = _text_of(folder / "cmdline")
+                environment = _text_of(folder / "environ")
             except OSError:
                 continue
-            found.append((int(folder.name), f"{words} {environment} "))
-    return found
+            processes.append((int(folder.name), f"{command} {environment} "))
+    return processes
+
+
+def _text_of(file: Path) -> str:
+    return file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def _kill(pid: int) -> None:
@@ -236,39 +240,48 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _preempt_often(stage: Scenes) -> Entry:
-    entry = _standin(stage, "preempted", "n4", STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
-    for turn in range(PREEMPTIONS):
+def _preempt_often(scenarios: Scenarios) -> Entry:
+    entry = _standin(scenarios, "preempted", "n4", STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
+    for number in range(PREEMPTIONS):
         before = step(entry)
         wait(
             lambda before=before: step(entry) >= before + 3,
-            f"three steps before preemption {turn}",
+            f"three steps before preemption {number}",
             entry,
         )
-        _preempt(entry, stage.lab)
+        _preempt(entry, scenarios.lab)
         wait(
-            lambda turn=turn: len(causes(entry)) > turn, f"preemption {turn} of {entry.name}", entry
+            lambda number=number: len(causes(entry)) > number,
+            f"preemption {number} of {entry.name}",
+            entry,
         )
     (Path(entry.run) / "go").touch()
     return _finish(entry)
 
 
-def _cancel(stage: Scenes) -> Entry:
-    entry = _standin(stage, "cancelled", "n3", 100000)
+def _cancel(scenarios: Scenarios) -> Entry:
+    entry = _standin(scenarios, "cancelled", "n3", 100000)
     wait(lambda: step(entry) >= 10, "ten steps", entry)
     slurm("scancel", entry.job)
-    seen: list[str] = []
-    wait(lambda: seen.append(state(entry)) or seen[-1] == "CANCELLED", "the cancellation", entry)
-    assert set(seen) <= {"RUNNING", "COMPLETING", "ENDING", "CANCELLED"}, seen  # never LOST
+    states: list[str] = []
+
+    def is_cancelled() -> bool:
+        states.append(state(entry))
+        return states[-1] == "CANCELLED"
+
+    wait(is_cancelled, "the cancellation", entry)
+    assert set(states) <= {"RUNNING", "COMPLETING", "ENDING", "CANCELLED"}, states  # never LOST
     return entry
 
 
 def _metrics(entry: Entry) -> dict[int, dict[str, float]]:
     rows = [
-        row for row in read_lines(Path(entry.run) / "metrics.jsonl") if "actor/grad_norm" in row
+        row
+        for row in read_json_lines(Path(entry.run) / "metrics.jsonl")
+        if "actor/grad_norm" in row
     ]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))  # none lost, none twice
-    return {row["step"]: {name: row[name] for name in SAME_EVERY_TIME} for row in rows}
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))  # each step once
+    return {row["step"]: {name: row[name] for name in EQUAL_METRICS} for row in rows}
 
 
 def _weights(entry: Entry) -> dict[str, torch.Tensor]:
@@ -279,50 +292,49 @@ def _weights(entry: Entry) -> dict[str, torch.Tensor]:
     return dict(tensors)
 
 
-def test_the_trainer_through_every_interruption_equals_the_undisturbed_run(scenes: Scenes) -> None:
-    broken, calm = scenes.ended("broken"), scenes.ended("calm")
-    assert causes(broken) == [*INTERRUPTIONS, "done"] and causes(calm) == ["done"]
-    assert _metrics(broken) == _metrics(calm)
-    assert any(row["actor/grad_norm"] > 0 for row in _metrics(calm).values())
-    ours, theirs = _weights(broken), _weights(calm)
-    assert ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name], theirs[name]) for name in ours
-    )
+def test_a_run_interrupted_in_every_way_equals_the_undisturbed_run(
+    scenarios: Scenarios,
+) -> None:
+    interrupted = scenarios.ended("interrupted")
+    undisturbed = scenarios.ended("undisturbed")
+    assert causes(interrupted) == [*INTERRUPTIONS, "done"] and causes(undisturbed) == ["done"]
+    assert _metrics(interrupted) == _metrics(undisturbed)
+    assert any(row["actor/grad_norm"] > 0 for row in _metrics(undisturbed).values())
+    weights = _weights(interrupted)
+    expected = _weights(undisturbed)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
-def test_every_attempt_is_written_down(scenes: Scenes) -> None:
-    run = Path(scenes.ended("broken").run)
+def test_every_attempt_is_recorded(scenarios: Scenarios) -> None:
+    run = Path(scenarios.ended("interrupted").run)
     lines = attempts(run)
     for line in lines:
         assert line["nodes"] in ("n1", "n2") and line["gpu_s"] == line["wall_s"] > 0
         assert line["step_to"] > line["step_from"]
         assert (run / f"logs/attempt_{line['attempt']}/rank_0.log").exists()
     for before, after in pairwise(lines):
-        lost = (
-            before["exit_code"] is None
-        )  # only then are steps since the last checkpoint done again
-        assert (
-            after["step_from"] <= before["step_to"]
-            if lost
-            else after["step_from"] == before["step_to"]
-        )
+        if before["exit_code"] is None:  # killed: it repeats the steps since the last checkpoint
+            assert after["step_from"] <= before["step_to"]
+        else:
+            assert after["step_from"] == before["step_to"]
         assert before["end"] <= after["start"] and before["requeue"]
     lost, last = lines[-2:]
     assert lost["nodes"] != last["nodes"] and lost["exit_code"] is None
     assert lost["end"] < last["start"]  # the wait in the queue is not charged to the lost attempt
 
 
-def test_one_wandb_run_over_all_attempts_in_their_order(scenes: Scenes) -> None:
-    broken = scenes.ended("broken")
-    assert json.loads((Path(broken.run) / "wandb.json").read_text())["group"] == "broken"
-    sync = scenes.trainer.command("jobs", "sync", "broken", "--dry-run").stdout.splitlines()
+def test_all_attempts_are_one_wandb_run_in_their_order(scenarios: Scenarios) -> None:
+    interrupted = scenarios.ended("interrupted")
+    assert json.loads((Path(interrupted.run) / "wandb.json").read_text())["group"] == "interrupted"
+    sync = scenarios.trainer.command("jobs", "sync", "interrupted", "--dry-run").stdout.splitlines()
     assert len(sync) == len(INTERRUPTIONS) + 1
     assert ["--append" in line for line in sync] == [False, *[True] * len(INTERRUPTIONS)]
     assert len({line.rpartition("-")[2] for line in sync}) == 1
 
 
-def test_ten_preemptions_in_a_row(scenes: Scenes) -> None:
-    entry = scenes.ended("preempted")
+def test_ten_preemptions_in_a_row_repeat_no_step(scenarios: Scenarios) -> None:
+    entry = scenarios.ended("preempted")
     assert causes(entry) == ["preempted"] * PREEMPTIONS + ["done"]
     weights = ""
     for number in range(1, STANDIN_STEPS + 1):
@@ -330,13 +342,12 @@ def test_ten_preemptions_in_a_row(scenes: Scenes) -> None:
     saved = json.loads((Path(entry.run) / "state_0.json").read_text())
     assert (saved["step"], saved["weights"]) == (STANDIN_STEPS, weights)
     lines = attempts(Path(entry.run))
-    assert [line["step_from"] for line in lines[1:]] == [
-        line["step_to"] for line in lines[:-1]
-    ]  # no step twice
+    starts = [line["step_from"] for line in lines[1:]]
+    assert starts == [line["step_to"] for line in lines[:-1]]  # no step twice
 
 
-def test_a_cancelled_run_saves_and_stays_cancelled(scenes: Scenes) -> None:
-    entry = scenes.ended("cancelled")
+def test_a_cancelled_run_saves_and_stays_cancelled(scenarios: Scenarios) -> None:
+    entry = scenarios.ended("cancelled")
     assert causes(entry) == ["cancelled"]
     assert json.loads((Path(entry.run) / "state_0.json").read_text())["step"] >= 10
     assert (

@@ -1,4 +1,4 @@
-"""A Slurm job whose last node only holds vLLM servers trains as one that generates by itself."""
+"""A Slurm job with vLLM servers on a second node trains as one that generates on its own node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +30,19 @@ RUN = [
     "actor_rollout_ref.actor.optim.lr=1e-4",
     "trainer.n_gpus_per_node=1",
 ]
-SAME = ("critic/score/mean", "response_length/mean", "response_length/max", "prompt_length/mean")
+EQUAL = ("critic/score/mean", "response_length/mean", "response_length/max", "prompt_length/mean")
 CLOSE = ("actor/grad_norm", "actor/entropy", "actor/pg_loss")
 
 
 @pytest.fixture
 def nodes(slurm_lab: Path, tmp_path: Path) -> Lab:
-    found = Lab(tmp_path)
-    del found.env["PLIMSOLL_WORKER_MODULE"]
-    return found
+    lab = Lab(tmp_path)
+    del lab.env["PLIMSOLL_WORKER_MODULE"]
+    return lab
 
 
 def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
-    """What runs with ``folder`` on its command line."""
+    """Yield processes with ``folder`` on their command line: process id and command."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -52,19 +53,25 @@ def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(entry.name), words
 
 
-def test_a_node_of_servers_through_the_loss_of_one(nodes: Lab, tmp_path: Path) -> None:
+def assert_same_step(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert {name: one[name] for name in EQUAL} == {name: other[name] for name in EQUAL}
+    assert [one[name] for name in CLOSE] == pytest.approx(
+        [other[name] for name in CLOSE], rel=1e-3, abs=1e-6
+    )
+
+
+def test_a_run_with_a_node_of_servers_survives_the_loss_of_one(nodes: Lab, tmp_path: Path) -> None:
     servers = [
         "actor_rollout_ref.rollout.name=vllm_server",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
     ]
-    reward = digits_reward.held_copy(
-        tmp_path / "reward", 8
-    )  # one step: the others come when a server was lost
+    # Pauses after one step, until a server was lost.
+    reward = digits_reward.held_copy(tmp_path / "reward", 8)
     path = "custom_reward_function.path"
-    given = [*RUN, *servers, f"{path}={reward}", "hydra.launcher.timeout_min=60"]
-    said = nodes.sweep("served", "container=none", *given).stdout
-    assert "each 2 node(s) x 1 GPU(s), 1 of them for vLLM servers only" in said
+    overrides = [*RUN, *servers, f"{path}={reward}", "hydra.launcher.timeout_min=60"]
+    output = nodes.sweep("served", "container=none", *overrides).stdout
+    assert "each 2 node(s) x 1 GPU(s), 1 of them for vLLM servers only" in output
     (entry,) = ledger.read(tmp_path / "ledger.jsonl")[-1:]
     run = Path(entry.run)
     wait(lambda: rows(run), "the first step", entry)
@@ -72,24 +79,23 @@ def test_a_node_of_servers_through_the_loss_of_one(nodes: Lab, tmp_path: Path) -
     assert len(lost) == 1 and str(run / "vllm/rollout_node_0") in dict(processes_of(run))[lost[0]]
     os.kill(lost[0], signal.SIGKILL)
     reward.with_name("hold").unlink()
-    own = [word for word in COMMON if not word.startswith(("cluster", "trainer.total"))]
+    common = [word for word in COMMON if not word.startswith(("cluster", "trainer.total"))]
+    # The same run with the hf engine, while the job goes on.
     finish(
-        tmp_path / "alone", *own, *RUN, f"{path}={digits_reward.__file__}", "trainer.device=cpu"
-    )  # by hf, meanwhile
+        tmp_path / "alone", *common, *RUN, f"{path}={digits_reward.__file__}", "trainer.device=cpu"
+    )
     wait(lambda: causes(entry), "the end", entry)
     assert causes(entry) == ["done"] and (run / "vllm/rollout_node_0/server_0.2.log").exists()
     wait(lambda: not list(processes_of(run)), "the end of its processes", entry)
     wait(
         lambda: Slurm(timeout_s=300).accounting([entry.job])[entry.job].state == "COMPLETED",
-        "Slurm's word",
+        "the state in Slurm's accounting",
         entry,
     )
-    mine, theirs = rows(run), rows(tmp_path / "alone")
-    assert len(mine) == len(theirs) == 3
-    for one, other in zip(mine, theirs, strict=True):
-        assert {name: one[name] for name in SAME} == {name: other[name] for name in SAME}
-        assert [one[name] for name in CLOSE] == pytest.approx(
-            [other[name] for name in CLOSE], rel=1e-3, abs=1e-6
-        )
-        assert one["training/rollout_probs_diff_mean"] < 1e-6 and one["timing/sync"] > 0
-    assert any(row["actor/grad_norm"] > 0 for row in mine)
+    with_servers = rows(run)
+    with_hf = rows(tmp_path / "alone")
+    assert len(with_servers) == len(with_hf) == 3
+    for by_vllm, by_hf in zip(with_servers, with_hf, strict=True):
+        assert_same_step(by_vllm, by_hf)
+        assert by_vllm["training/rollout_probs_diff_mean"] < 1e-6 and by_vllm["timing/sync"] > 0
+    assert any(row["actor/grad_norm"] > 0 for row in with_servers)

@@ -1,6 +1,4 @@
-"""``python -m trainer -m``: eight jobs, two shapes, two arrays, inside an image, on a real
-Slurm.
-"""
+"""Sweeps by ``python -m trainer -m`` and the commands of ``jobs``, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ COMMON = (
 
 
 class Lab:
-    """The command line, in a folder of its own."""
+    """Runs commands in a folder of its own, with its own ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +50,7 @@ class Lab:
     def command(
         self, *words: str, code: int | None = 0, timeout: float = 1700
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``python -m ...`` here; its exit code must be ``code``."""
+        """Run ``python -m ...`` in the folder; its exit code must be ``code`` (None: any)."""
         done = subprocess.run(
             [sys.executable, "-m", *words],
             capture_output=True,
@@ -71,17 +69,17 @@ class Lab:
         self, name: str, *words: str, code: int | None = 0
     ) -> subprocess.CompletedProcess[str]:
         """``python -m trainer -m`` with the Slurm launcher, into the folder ``name``."""
-        where = [
+        launcher = [
             f"hydra.sweep.dir={self.folder / name}",
             "hydra/launcher=slurm",
             "hydra.launcher.signal_delay_s=30",
         ]
-        given = {word.partition("=")[0] for word in words}
-        common = [word for word in (*COMMON, *where) if word.partition("=")[0] not in given]
+        keys = {word.partition("=")[0] for word in words}
+        common = [word for word in (*COMMON, *launcher) if word.partition("=")[0] not in keys]
         return self.command("trainer", "-m", *common, *words, code=code)
 
     def status(self, *words: str) -> list[dict]:
-        """Rows of ``python -m jobs status --json``."""
+        """The rows of ``python -m jobs status --json``."""
         return [
             json.loads(line)
             for line in self.command("jobs", "status", "--json", *words).stdout.splitlines()
@@ -96,7 +94,7 @@ def lab(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_eight_jobs_of_two_shapes_inside_an_image(
     lab: Lab, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real trainer, in the image, from the snapshot of the code."""
+    """The real trainer in the image, from the snapshot of the code: two arrays of four jobs."""
     monkeypatch.delitem(lab.env, "PLIMSOLL_WORKER_MODULE")
     words = [
         "container=apptainer",
@@ -129,7 +127,7 @@ def test_eight_jobs_of_two_shapes_inside_an_image(
     assert len({identity["id"] for identity in identities}) == 8
     table = lab.command("jobs", "status", "eight").stdout
     assert table.count("COMPLETED") == 8 and "bucket_boundaries=[32,64]" in table
-    # The same sweep again has nothing left to do.
+    # The same sweep again submits nothing.
     again = lab.sweep("again", *words)
     assert "0 job(s)" in again.stdout and again.stdout.count("launched before") == 8
 
@@ -139,9 +137,8 @@ def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides
 ) -> None:
     conf = lab.folder / "conf"
     shutil.copytree(ROOT / "conf", conf)
-    slurm(
-        "scontrol", "update", "PartitionName=low", "State=DOWN"
-    )  # jobs wait until everything was edited
+    # The jobs wait until every file was edited.
+    slurm("scontrol", "update", "PartitionName=low", "State=DOWN")
     try:
         name = "trainer.experiment_name=good,crash1,crash2"
         lab.sweep(
@@ -161,9 +158,8 @@ def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides
         row["overrides"][-1] + str(row["overrides"]): row["state"] for row in lab.status("edited")
     }
     assert sorted(rows.values()) == ["COMPLETED", "FAILED", "FAILED"]
-    assert (
-        done.stderr.count("RuntimeError: this job was told to crash") == 2
-    )  # each failed job's own words
+    # The error of each failed job is shown.
+    assert done.stderr.count("RuntimeError: this job was told to crash") == 2
 
 
 def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
@@ -178,15 +174,12 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)
-    assert {row["state"] for row in lab.status("long")} == {
-        "CANCELLED"
-    }  # at once, whatever accounting knows
+    # At once, even where accounting lags.
+    assert {row["state"] for row in lab.status("long")} == {"CANCELLED"}
 
 
 def next_job() -> list[str]:
-    """The number that Slurm will give to the next job: the controller's own, while accounting may
-    lag.
-    """
+    """The id that Slurm will give to the next job, from the controller: accounting may lag."""
     return re.findall(r"NEXT_JOB_ID\s*=\s*\d+", slurm("scontrol", "show", "config"))
 
 
@@ -216,11 +209,11 @@ def test_dry_run_and_check_submit_nothing(lab: Lab) -> None:
         "dry", "container=none", "parallel=dp1,dp2", "hydra.launcher.check=true"
     ).stdout
     assert checked.count("to start at") == 2
-    # A test takes a number, and nothing else.
+    # ``sbatch --test-only`` takes a job id and submits nothing.
     assert str(lab.folder / "dry") not in slurm("squeue", "-h", "-a", "-t", "all", "-o", "%Z %o")
 
 
-def test_doctor(lab: Lab, image: Path) -> None:
+def test_doctor_finds_a_wrong_image_and_a_missing_python(lab: Lab, image: Path) -> None:
     binds = [word for bind in python_binds() for word in ("--bind", bind)]
     good = lab.command(
         "jobs", "doctor", "--image", str(image), "--python", sys.executable, *binds, timeout=900
@@ -240,7 +233,7 @@ def test_doctor(lab: Lab, image: Path) -> None:
     assert bad.stdout.count("FAIL") == 2
 
 
-def test_a_hydra_launch_without_slurm_names_the_way_out(lab: Lab) -> None:
+def test_a_sweep_without_slurm_names_the_local_launcher(lab: Lab) -> None:
     env = {**lab.env, "PATH": str(Path(sys.executable).parent)}
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "-m", *COMMON, "hydra/launcher=slurm", "container=none"],

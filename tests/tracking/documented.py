@@ -1,4 +1,4 @@
-"""Which metric names docs/metrics.md speaks of."""
+"""The metric names that docs/metrics.md explains."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def expand(name: str) -> list[str]:
 
 
 def undocumented(keys: set[str]) -> set[str]:
-    """Those of ``keys`` that the page doesn't explain."""
+    """The ``keys`` that the page doesn't explain."""
     known = patterns()
     return {k for k in keys - {"step", "time"} if not any(p.fullmatch(k) for p in known)}

@@ -1,3 +1,5 @@
+"""The banner names everything that decides a result."""
+
 from __future__ import annotations
 
 import subprocess
@@ -7,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.base.environment import rank_from_environment
 from trainer.tracking import banner as module
 from trainer.tracking.banner import banner, git_commit, image_digest, version_of
 
@@ -19,7 +20,9 @@ def test_the_banner_names_everything_that_decides_a_result(
 ) -> None:
     monkeypatch.setenv("PLIMSOLL_IMAGE_DIGEST", "sha256:abc")
     monkeypatch.setenv("PLIMSOLL_GIT_COMMIT", "c0ffee")
-    text = banner(rank_from_environment({}), tmp_path, "cpu", {"parameters": "3M", "dp": 1})
+    text = banner(
+        tmp_path, world_size=1, local_size=1, device="cpu", sizes={"parameters": "3M", "dp": 1}
+    )
     rows = {line[2:16].strip(): line[16:].strip() for line in text.splitlines()[1:]}
     assert (
         rows["torch"] == torch.__version__
@@ -43,7 +46,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_is_this_codes_and_says_when_it_was_changed(
+def test_the_commit_is_that_of_this_code_and_marks_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PLIMSOLL_GIT_COMMIT", raising=False)
@@ -61,7 +64,7 @@ def test_the_commit_is_this_codes_and_says_when_it_was_changed(
     assert git_commit(package) == head + "+changes"
 
 
-def test_what_is_missing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_things_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert version_of("no-such-distribution") == "none"
     assert (
         image_digest({}) == "none" and image_digest({"APPTAINER_CONTAINER": "/a.sif"}) == "/a.sif"
@@ -71,6 +74,9 @@ def test_what_is_missing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_driver_is_read_from_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12"
+    line = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+        "GCC version: 12"
+    )
     monkeypatch.setattr(module.Path, "read_text", lambda self: line)
     assert module.driver_version() == "570.86.15"

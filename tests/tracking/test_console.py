@@ -1,3 +1,5 @@
+"""The run on a terminal, in a file, and for a terminal without colours."""
+
 from __future__ import annotations
 
 import io
@@ -8,7 +10,7 @@ import sys
 
 from tests.tracking.terminal import drain
 from trainer.tracking.console import Eta, PlainDisplay
-from trainer.tracking.console_text import duration, number, plain_line, short
+from trainer.tracking.console_text import format_duration, format_number, plain_line, progress_text
 
 METRICS = {
     "actor/loss": 0.123456,
@@ -23,21 +25,21 @@ METRICS = {
 
 def test_a_plain_line_reads_like_the_users_logs() -> None:
     assert plain_line(
-        3, 10, METRICS | {"batch/plan_ms": 2.0, "cost/overhead_ms": 1.0, "mine": 4}, 185.0
+        3, 10, METRICS | {"batch/plan_ms": 2.0, "cost/overhead_ms": 1.0, "custom": 4}, 185.0
     ) == (
         "step:3/10 - critic/score/mean:0.5 - actor/loss:0.1235 - perf/tokens_per_second:1.235e+04 "
         "- "
-        "perf/cpu_memory_used_gb:3.25 - timing/gen:1 - mine:4 - eta:3m05s"
+        "perf/cpu_memory_used_gb:3.25 - timing/gen:1 - custom:4 - eta:3m05s"
     )
 
 
 def test_the_headline_is_the_reward_when_there_is_one() -> None:
-    assert short(METRICS, 3725) == "reward 0.5 · 12,346 tok/s · 3.2 GB · 1h02m left"
-    assert short({"actor/loss": 0.25}, None) == "loss 0.25"
+    assert progress_text(METRICS, 3725) == "reward 0.5 · 12,346 tok/s · 3.2 GB · 1h02m left"
+    assert progress_text({"actor/loss": 0.25}, None) == "loss 0.25"
 
 
 def test_numbers_and_durations_are_short() -> None:
-    assert [number(v) for v in (1.0, 1e20, float("nan"), 3, "x", 1234567.0)] == [
+    assert [format_number(v) for v in (1.0, 1e20, float("nan"), 3, "x", 1234567.0)] == [
         "1",
         "1e+20",
         "nan",
@@ -45,7 +47,12 @@ def test_numbers_and_durations_are_short() -> None:
         "x",
         "1234567",
     ]
-    assert [duration(s) for s in (42, 185, 7620, 273600)] == ["42s", "3m05s", "2h07m", "3d04h"]
+    assert [format_duration(s) for s in (42, 185, 7620, 273600)] == [
+        "42s",
+        "3m05s",
+        "2h07m",
+        "3d04h",
+    ]
 
 
 def test_time_left_forgets_the_slow_first_step() -> None:
@@ -61,7 +68,7 @@ def test_a_closed_pipe_does_not_end_a_run() -> None:
     PlainDisplay(10, stream).update(1, METRICS)
 
 
-SHOW = """
+SHOW_STEPS = """
 from trainer.tracking.console import make_display
 display = make_display(2, 0)
 display.message("[HINT] said above")
@@ -74,7 +81,7 @@ display.close()
 def show(env: dict[str, str]) -> str:
     leader, follower = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", SHOW],
+        [sys.executable, "-c", SHOW_STEPS],
         stdout=follower,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "COLUMNS": "120"} | env,
@@ -103,6 +110,6 @@ def test_a_dumb_terminal_and_a_file_get_plain_lines() -> None:
     ]
     assert show({"TERM": "dumb"}).replace("\r", "").splitlines()[:2] == expected
     done = subprocess.run(
-        [sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, "-c", SHOW_STEPS], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.splitlines()[:2] == expected

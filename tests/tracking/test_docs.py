@@ -1,3 +1,5 @@
+"""Every metric name is explained in docs/metrics.md."""
+
 from __future__ import annotations
 
 import torch
@@ -6,7 +8,7 @@ from tests.tracking.documented import DOC, undocumented
 from trainer.base.metrics_file import TIMING_PREFIXES
 from trainer.batching import plan
 from trainer.tracking.console_text import HEADLINE
-from trainer.tracking.perf import memory_metrics, stowage_metrics, throughput_metrics
+from trainer.tracking.perf import memory_metrics, micro_batch_metrics, throughput_metrics
 from trainer.tracking.pictures import BUDGET, TRAIN_LOSS, TRAIN_REWARD, VAL_REWARD
 from trainer.tracking.timers import Timers
 
@@ -18,7 +20,7 @@ def test_every_name_made_here_is_explained() -> None:
         set(timers.end_step())
         | set(throughput_metrics(1, 1.0, 1, flops=1.0, peak=1.0))
         | set(memory_metrics(torch.device("cpu")))
-        | set(stowage_metrics([1], 2))
+        | set(micro_batch_metrics([1], 2))
         | set(plan([3, 2, 2], 4, 1).metrics())
         | {BUDGET, *HEADLINE, *TRAIN_LOSS, *TRAIN_REWARD, *VAL_REWARD}
     )

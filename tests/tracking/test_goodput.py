@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracking.documented import undocumented
-from trainer.tracking.goodput import Attempt, Clock, earlier_attempts, goodput, process_start
+from trainer.tracking.goodput import Attempt, GoodputClock, earlier_attempts, goodput, process_start
 
 
 def test_a_made_history() -> None:
@@ -17,8 +17,8 @@ def test_a_made_history() -> None:
     done again.
     """
     attempts = [Attempt(1, 0, 400), Attempt(2, 450, 650, 3, 60.0), Attempt(3, 700, 1000)]
-    found = goodput(attempts, 700.0)
-    assert found == {
+    metrics = goodput(attempts, 700.0)
+    assert metrics == {
         "goodput/ettr": pytest.approx(700 / 900),
         "goodput/ettr_with_queue": pytest.approx(0.7),
         "goodput/productive_s": 700.0,
@@ -28,7 +28,7 @@ def test_a_made_history() -> None:
         "goodput/lost_steps": 3.0,
         "goodput/attempts": 3.0,
     }
-    assert undocumented(set(found)) == set()
+    assert undocumented(set(metrics)) == set()
 
 
 def test_overlapping_attempts_count_once() -> None:
@@ -53,7 +53,7 @@ def test_a_killed_attempt_and_the_one_after_it(tmp_path: Path) -> None:
     """Without any batch script: the record tells how long the killed one lived, and which steps are
     done again.
     """
-    first = Clock(tmp_path, 1, restored=0, now=1000.0)
+    first = GoodputClock(tmp_path, 1, restored=0, now=1000.0)
     assert first.metrics(0.0)["goodput/attempts"] == 1
     clock = tmp_path / "logs/attempt_1/clock.json"
     assert clock.stat().st_mode & 0o777 == 0o600
@@ -65,12 +65,12 @@ def test_a_killed_attempt_and_the_one_after_it(tmp_path: Path) -> None:
     _record(tmp_path, {1: (1010.0, 5.0), 2: (1020.0, 6.0), 3: (1030.0, 7.0)})
     (tmp_path / "logs/attempt_2").mkdir()
     (tmp_path / "logs/attempt_2/begin.json").write_text(json.dumps({"start": 1100.0}))
-    found = Clock(tmp_path, 2, restored=1).metrics(5.0, now=1150.0)
+    found = GoodputClock(tmp_path, 2, restored=1).metrics(5.0, now=1150.0)
     assert found["goodput/wall_s"] == 30.0 + 50.0
     assert found["goodput/queue_s"] == 70.0
     assert (found["goodput/lost_steps"], found["goodput/lost_s"]) == (2.0, 13.0)
     assert found["goodput/ettr"] == pytest.approx(5 / 80)
-    third = Clock(tmp_path, 3, restored=3).metrics(18.0, now=time.time())
+    third = GoodputClock(tmp_path, 3, restored=3).metrics(18.0, now=time.time())
     assert (third["goodput/lost_steps"], third["goodput/attempts"]) == (2.0, 3.0)
 
 
@@ -86,8 +86,8 @@ def test_the_batch_script_knows_the_times_better(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_clock_only(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no folder")
-    assert Clock(tmp_path, 1, restored=0).metrics(1.0)["goodput/attempts"] == 1
+    assert GoodputClock(tmp_path, 1, restored=0).metrics(1.0)["goodput/attempts"] == 1
 
 
-def test_when_this_process_began() -> None:
+def test_the_start_of_this_process() -> None:
     assert 0 <= time.time() - process_start() < 24 * 3600

@@ -1,17 +1,19 @@
+"""Hints come above their watermark, once, and name a key."""
+
 from __future__ import annotations
 
 import pytest
 
+from tests.tracking.watermarks import watermarks
 from trainer.tracking.health import (
     Health,
-    Watermarks,
     data_wait_hint,
     generation_hint,
     update_hint,
     workers_hint,
 )
 
-MARKS = Watermarks()
+MARKS = watermarks()
 
 
 def test_each_hint_begins_above_its_watermark_and_names_a_key() -> None:
@@ -37,7 +39,7 @@ def test_too_many_workers_are_told_how_many_fit(
 
 
 def test_warm_up_gives_no_hint_and_a_lasting_cause_gives_one() -> None:
-    health = Health(Watermarks(gen_s=0.5), warmup=2)
+    health = Health(watermarks(gen_s=0.5), warmup=2)
     slow = {"timing/step": 2.0, "timing/gen/mean": 0.6}
     assert [len(health.check(slow)) for _ in range(5)] == [0, 0, 1, 0, 0]
     assert health.check({"val/reward": 1.0}) == []

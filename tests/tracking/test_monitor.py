@@ -1,4 +1,4 @@
-"""The log lines to the letter, and pictures that are really drawn."""
+"""The exact log lines, and pictures that are drawn at their interval."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ import torch
 
 from trainer.tracking.perf import (
     memory_metrics,
+    micro_batch_metrics,
     peak_flops,
-    stowage_metrics,
     throughput_metrics,
     train_flops,
 )
@@ -29,13 +29,13 @@ def test_flops_follow_the_lengths_not_the_padding() -> None:
 
 
 def test_fillers_do_not_count_as_micro_batches() -> None:
-    assert stowage_metrics([100, 0, 300], 512) == {
+    assert micro_batch_metrics([100, 0, 300], 512) == {
         "batch/micro_batch_tokens/mean": 200.0,
         "batch/micro_batch_tokens/min": 100.0,
         "batch/micro_batch_tokens/max": 300.0,
         "batch/budget": 512.0,
     }
-    assert stowage_metrics([0], 512) == {}
+    assert micro_batch_metrics([0], 512) == {}
 
 
 def test_resident_memory_is_of_this_process() -> None:

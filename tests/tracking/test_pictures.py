@@ -1,3 +1,5 @@
+"""Pictures of a run show the numbers of its record."""
+
 from __future__ import annotations
 
 import json
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from trainer.tracking import pictures
-from trainer.tracking.perf import stowage_metrics
+from trainer.tracking.perf import micro_batch_metrics
 from trainer.tracking.pictures import draw_pictures, main, series, smooth
 
 
@@ -23,7 +25,7 @@ def run(tmp_path: Path) -> Path:
             if step:
                 metrics |= {
                     "critic/score/mean": step / 20,
-                    **stowage_metrics([900, 1000, 500, 0], 1024),
+                    **micro_batch_metrics([900, 1000, 500, 0], 1024),
                 }
             file.write(json.dumps(metrics) + "\n")
     return tmp_path
@@ -32,12 +34,12 @@ def run(tmp_path: Path) -> Path:
 def test_pictures_hold_the_runs_numbers(run: Path) -> None:
     steps = pictures.by_step(run / "metrics.jsonl")
     axes = Figure().add_subplot()
-    assert pictures._stowage(axes, steps)
+    assert pictures.draw_micro_batches(axes, steps)
     lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert lines["mean"] == [800.0] * 12 and lines["budget (1,024)"] == [1024.0, 1024.0]
     assert axes.get_title(loc="left") == "Tokens per micro-batch: 78% of the budget on average"
     axes = Figure().add_subplot()
-    assert pictures._curve(axes, steps, pictures.TRAIN_REWARD, pictures.VAL_REWARD, "reward")
+    assert pictures.draw_rewards(axes, steps)
     lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert lines["validation reward"] == [0.1, 0.4, 0.7]
     assert lines["train reward"] == [s / 20 for s in range(1, 13)]
@@ -55,12 +57,12 @@ def test_only_what_the_run_logged_is_drawn(run: Path, capsys: pytest.CaptureFixt
 
 def test_budgets_that_change_are_a_stepped_line() -> None:
     axes = Figure().add_subplot()
-    steps = {s: {"step": s, **stowage_metrics([500], b)} for s, b in ((1, 1024), (2, 512))}
-    assert pictures._stowage(axes, steps)
+    steps = {s: {"step": s, **micro_batch_metrics([500], b)} for s, b in ((1, 1024), (2, 512))}
+    assert pictures.draw_micro_batches(axes, steps)
     assert [list(line.get_ydata()) for line in axes.get_lines()][1] == [1024.0, 512.0]
 
 
-def test_series_leave_out_what_is_no_number() -> None:
+def test_series_leave_out_values_that_are_not_finite() -> None:
     steps = {1: {"a": math.nan}, 2: {"a": 1.0}, 3: {"a": math.inf}, 4: {"b": 2}}
     assert series(steps, ["x", "a", "b"]) == ([2], [1.0])
     assert smooth([1.0, 1.0, 1.0]) == pytest.approx([1.0, 1.0, 1.0])

@@ -1,3 +1,5 @@
+"""A W&B run made again from the record."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +10,7 @@ import wandb
 from tests.tracking.wandb_file import history, only
 from trainer.base.metrics_file import MetricsFile
 from trainer.tracking.rebuild import main, rebuild
-from trainer.tracking.wandb_run import Identity, stored_identity
+from trainer.tracking.wandb_run import WandbIdentity, load_identity
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_wandb_run_comes_back_from_the_record(run: Path) -> None:
     folder, steps, run_id = rebuild(run)
     assert folder is not None and steps == 3
-    assert stored_identity(run) == Identity(run_id, "plim", "best", None)
+    assert load_identity(run) == WandbIdentity(run_id, "plim", "best", None)
     rows = [{k: v for k, v in row.items() if not k.startswith("_")} for row in history(folder)]
     assert rows == [
         {"training/global_step": 0, "val/reward": 0.1},
@@ -50,7 +52,7 @@ def test_a_new_id_leaves_the_runs_own_alone(run: Path, capsys: pytest.CaptureFix
     )
     assert main([str(run), "--new-id"]) == 0
     out = capsys.readouterr().out
-    assert "abcdefgh" not in out and "wandb sync" in out and stored_identity(run).id == "abcdefgh"
+    assert "abcdefgh" not in out and "wandb sync" in out and load_identity(run).id == "abcdefgh"
     (folder,) = (run / "wandb_rebuilt" / "wandb").glob("offline-run-*")
     assert only(folder, "run").run_group == "sweep-1"
 

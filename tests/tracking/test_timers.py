@@ -1,3 +1,5 @@
+"""Phases of a step add up, and their window is the last steps."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,7 +7,7 @@ import pytest
 from trainer.tracking.timers import Timers
 
 
-class Clock:
+class FakeClock:
     now = 0.0
 
     def __call__(self) -> float:
@@ -13,7 +15,7 @@ class Clock:
 
 
 def test_phases_add_up_within_a_step_and_start_anew_after_it() -> None:
-    clock = Clock()
+    clock = FakeClock()
     timers = Timers(clock=clock)
     for seconds in (1.0, 2.0):
         with timers("gen"):
@@ -24,7 +26,7 @@ def test_phases_add_up_within_a_step_and_start_anew_after_it() -> None:
 
 
 def test_mean_and_deviation_are_those_of_the_window() -> None:
-    clock = Clock()
+    clock = FakeClock()
     timers = Timers(window=2, clock=clock)
     for seconds in (100.0, 1.0, 3.0):
         with timers("gen"):
@@ -35,7 +37,7 @@ def test_mean_and_deviation_are_those_of_the_window() -> None:
 
 
 def test_a_phase_that_raises_is_timed_too() -> None:
-    clock = Clock()
+    clock = FakeClock()
     timers = Timers(clock=clock)
     with pytest.raises(ValueError), timers("reward"):
         clock.now += 1
@@ -44,7 +46,7 @@ def test_a_phase_that_raises_is_timed_too() -> None:
 
 
 def test_queued_kernels_count_where_they_were_launched() -> None:
-    clock = Clock()
+    clock = FakeClock()
 
     def synchronize() -> None:
         clock.now += 5.0  # the device works off its queue

@@ -1,3 +1,5 @@
+"""One object takes the metrics of a run: record, screen and W&B hold the same."""
+
 from __future__ import annotations
 
 import json
@@ -8,10 +10,10 @@ import pytest
 import torch
 
 from tests.tracking.wandb_file import history, only
+from tests.tracking.watermarks import watermarks
 from trainer.base.errors import UserError
 from trainer.base.metrics_file import TIMING_PREFIXES, read_metrics
 from trainer.tracking import Tracker
-from trainer.tracking.health import Watermarks
 
 
 def make(folder: Path, loggers: tuple[str, ...] = ("console",), **settings: Any) -> Tracker:
@@ -19,8 +21,8 @@ def make(folder: Path, loggers: tuple[str, ...] = ("console",), **settings: Any)
         "rank": 0,
         "project": "p",
         "name": "n",
-        "group": None,
         "total_steps": 6,
+        "watermarks": watermarks(),
         "mode": "offline",
     }
     return Tracker(folder, {"seed": 1}, loggers=list(loggers), **(known | settings))
@@ -53,7 +55,7 @@ def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(tmp_path: Path) ->
     assert [r["step"] for r in comparable("whole")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_only_recorded_is_not_shown(
+def test_metrics_that_are_only_recorded_are_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = make(tmp_path)
@@ -63,7 +65,7 @@ def test_what_is_only_recorded_is_not_shown(
     assert line["step"] == 3 and line["ckpt/write_s"] == 0.5 and capsys.readouterr().out == ""
 
 
-def test_only_rank_0_leaves_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_rank_0_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = make(tmp_path, ("console", "wandb"), rank=1)
     tracker.log(1, {"a": 1.0})
     tracker.log_generations(1, [{"a": "b"}])
@@ -74,7 +76,7 @@ def test_only_rank_0_leaves_anything(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "hello\n"  # the launcher keeps it in this rank's log
 
 
-def test_the_record_the_screen_and_wandb_say_the_same(
+def test_record_screen_and_wandb_have_the_same_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = make(tmp_path, ("console", "wandb"))
@@ -100,9 +102,9 @@ def test_without_loggers_there_is_still_a_record(
     assert not (tmp_path / "wandb").exists() and capsys.readouterr().out == ""
 
 
-def test_generations_are_kept_a_file_a_step(tmp_path: Path) -> None:
+def test_generations_have_one_file_per_step(tmp_path: Path) -> None:
     tracker = make(tmp_path)
-    for score in (torch.tensor(0.0), torch.tensor(1.0)):  # done again after a resume
+    for score in (torch.tensor(0.0), torch.tensor(1.0)):  # taken again after a resume
         tracker.log_generations(2, [{"prompt": "1+1=", "answer": "é", "score": score}])
     tracker.close(0)
     (line,) = (tmp_path / "generations" / "step_2.jsonl").read_text().splitlines()
@@ -110,7 +112,7 @@ def test_generations_are_kept_a_file_a_step(tmp_path: Path) -> None:
 
 
 def test_a_hint_comes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = make(tmp_path, num_workers=1, watermarks=Watermarks(worker_share=1.0))
+    tracker = make(tmp_path, num_workers=1, watermarks=watermarks(worker_share=1.0))
     for step in range(1, 10):
         tracker.log(step, {"timing/step": 1.0, "timing/data_wait": 0.5})
     tracker.close(0)
@@ -118,7 +120,7 @@ def test_a_hint_comes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert out.count("[HINT]") == 1 and "data.num_workers (now 1)" in out
 
 
-def test_an_unknown_logger_and_an_unwritable_folder_are_the_users_to_mend(tmp_path: Path) -> None:
+def test_an_unknown_logger_and_an_unwritable_folder_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'wandbb' is not a logger here; did you mean 'wandb'"):
         make(tmp_path, ("wandbb",))
     with pytest.raises(UserError, match="Choose from auto, online, offline, disabled"):
@@ -128,14 +130,14 @@ def test_an_unknown_logger_and_an_unwritable_folder_are_the_users_to_mend(tmp_pa
         make(tmp_path / "file")
 
 
-def test_too_many_workers_are_said_at_the_start(
+def test_too_many_workers_are_a_hint_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path, num_workers=10_000).close(0)
     assert "[HINT] data.num_workers=10000 on 1 rank(s)" in capsys.readouterr().out
 
 
-def test_one_logger_may_be_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_logger_may_be_a_string(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = Tracker(
         tmp_path,
         {},
@@ -143,8 +145,8 @@ def test_one_logger_may_be_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[
         loggers="console",
         project="p",
         name="n",
-        group=None,
         total_steps=1,
+        watermarks=watermarks(),
         mode="offline",
     )
     tracker.log(1, {"a": 1})

@@ -1,3 +1,5 @@
+"""Attempts are one W&B run, and training survives whatever W&B does."""
+
 from __future__ import annotations
 
 import math
@@ -16,8 +18,8 @@ from trainer.tracking import wandb_run
 from trainer.tracking.wandb_run import (
     WandbRun,
     choose_mode,
-    persistent_identity,
-    stored_identity,
+    load_identity,
+    load_or_create_identity,
     without_secrets,
 )
 
@@ -35,12 +37,12 @@ def start(folder: Path, mode: str = "offline") -> WandbRun:
     return WandbRun(
         folder,
         {"trainer": {"seed": 7}, "api_key": "abc"},
-        identity=persistent_identity(folder, "plim", "first", "sweep-1"),
+        identity=load_or_create_identity(folder, "plim", "first", "sweep-1"),
         mode=mode,
     )
 
 
-def test_attempts_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
+def test_attempts_are_one_run_on_the_step_axis(tmp_path: Path) -> None:
     """Two attempts in the same second: one id, a folder each, steps that go on, the real client's
     files.
     """
@@ -59,7 +61,7 @@ def test_attempts_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
         assert [r["training/global_step"] for r in rows] == steps
         assert [r["reward/mean"] for r in rows] == [s / 10 for s in steps]
         run_record = only(folder, "run")
-        assert run_record.run_id == stored_identity(tmp_path).id
+        assert run_record.run_id == load_identity(tmp_path).id
         assert (run_record.project, run_record.run_group, run_record.display_name) == (
             "plim",
             "sweep-1",
@@ -92,12 +94,12 @@ def test_the_run_id_is_on_disk_before_the_client_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(**arguments: object) -> None:
-        assert stored_identity(tmp_path).id == arguments["id"]
+        assert load_identity(tmp_path).id == arguments["id"]
         raise RuntimeError("killed during init")
 
     monkeypatch.setattr(wandb, "init", die)
     first = start(tmp_path)
-    assert first.folder is None and first.identity == stored_identity(tmp_path)
+    assert first.folder is None and first.identity == load_identity(tmp_path)
 
 
 def test_no_server_means_offline_soon(
@@ -128,8 +130,9 @@ SERVICE_DIES = """
 import contextlib, sys
 from pathlib import Path
 import psutil
-from trainer.tracking.wandb_run import Identity, WandbRun
-run = WandbRun(Path(sys.argv[1]), {}, identity=Identity("abcdefgh", "p", "n", None), mode="offline")
+from trainer.tracking.wandb_run import WandbIdentity, WandbRun
+identity = WandbIdentity("abcdefgh", "p", "n", None)
+run = WandbRun(Path(sys.argv[1]), {}, identity=identity, mode="offline")
 services = psutil.Process().children(recursive=True)
 assert services
 for service in services:
@@ -199,9 +202,9 @@ def test_disabled_is_off(tmp_path: Path) -> None:
 
 def test_a_sweeps_group_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_GROUP", "sweep-7")
-    first = persistent_identity(tmp_path, "p", "n", None)
+    first = load_or_create_identity(tmp_path, "p", "n", None)
     monkeypatch.delenv("WANDB_RUN_GROUP")
-    assert first.group == "sweep-7" and persistent_identity(tmp_path, "p", "n", None) == first
+    assert first.group == "sweep-7" and load_or_create_identity(tmp_path, "p", "n", None) == first
     assert (tmp_path / "wandb.json").stat().st_mode & 0o077 == 0
     (tmp_path / "wandb.json").write_text('{"id": "ab')
-    assert stored_identity(tmp_path) is None
+    assert load_identity(tmp_path) is None

@@ -1,9 +1,14 @@
-"""Advantages, losses, KL and schedules: pure functions on ragged tensors."""
+"""Advantages, losses, KL and learning rate: pure functions on ragged tensors.
+
+Read ``ragged`` (sums over the sequences of flat values), ``advantages``, ``kl``, ``policy`` (losses
+per token: where the ratio is clipped), ``aggregate`` (how token losses become the loss of a step)
+and ``learning_rate`` (its schedule).
+"""
 
 from trainer.algorithms.advantages import Advantages, compute_advantages, grpo, rloo
 from trainer.algorithms.aggregate import LossAggMode, aggregate, token_weights
-from trainer.algorithms.finite import not_finite
 from trainer.algorithms.kl import AdaptiveKl, FixedKl, KlController, kl_estimate, make_kl_controller
+from trainer.algorithms.learning_rate import learning_rate
 from trainer.algorithms.policy import (
     POLICY_SUMS,
     TokenLoss,
@@ -13,7 +18,6 @@ from trainer.algorithms.policy import (
     value_loss,
 )
 from trainer.algorithms.ragged import sequence_index
-from trainer.algorithms.schedule import learning_rate
 
 __all__ = [
     "POLICY_SUMS",
@@ -30,7 +34,6 @@ __all__ = [
     "kl_estimate",
     "learning_rate",
     "make_kl_controller",
-    "not_finite",
     "policy_loss",
     "rloo",
     "sequence_index",

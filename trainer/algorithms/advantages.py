@@ -1,6 +1,4 @@
-"""Advantage estimators on ragged batches. All are computed once per rollout, on the whole batch, in
-float64.
-"""
+"""Advantage estimators on ragged batches: once per rollout, on the whole batch, in float64."""
 
 from __future__ import annotations
 
@@ -45,10 +43,10 @@ def grpo(scores: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
 
 
 def rloo(scores: Tensor, groups: Tensor) -> Tensor:
-    """Score minus the mean of the *other* scores of its group: float32 [sequences]. arXiv
-    2402.14740, equation 4.
+    """Score minus the mean of the *other* scores of its group: float32 [sequences].
 
-    A group of one keeps its score.
+    arXiv 2402.14740, equation 4. ``scores`` [sequences]; ``groups`` int64 [sequences]. A group of
+    one keeps its score.
     """
     x = scores.double()
     index, n_groups = group_index(groups)
@@ -60,29 +58,46 @@ def rloo(scores: Tensor, groups: Tensor) -> Tensor:
 def token_rewards(
     scores: Tensor, mask: Tensor, sequence: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
-    """float64 [tokens]: the score at a sequence's last trained token, minus ``kl_coef * kl`` at
-    every trained one.
+    """Rewards of tokens, float64 [tokens]: the score at a sequence's last trained token, minus
+    ``kl_coef * kl`` at every trained one.
 
     ``scores`` [sequences]; ``mask`` bool [tokens]; ``sequence`` int64 [tokens], rising; ``kl``
-    [tokens] in nats. The score of a sequence without trained tokens has no place and is left out.
+    [tokens] in nats. A sequence without trained tokens has no token for its score,
+    which is left out.
     """
     rewards = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
-    places = mask.nonzero().squeeze(1)
-    owners = sequence[places]
-    last = torch.ones_like(owners, dtype=torch.bool)
-    last[:-1] = owners[:-1] != owners[1:]
-    rewards[places[last]] = scores.double()[owners[last]]
+    trained = mask.nonzero().squeeze(1)
+    trained_sequence = sequence[trained]
+    is_last = torch.ones_like(trained_sequence, dtype=torch.bool)
+    is_last[:-1] = trained_sequence[:-1] != trained_sequence[1:]
+    rewards[trained[is_last]] = scores.double()[trained_sequence[is_last]]
     if kl is not None and kl_coef:
-        rewards[places] -= kl_coef * kl[places].double()
+        rewards[trained] -= kl_coef * kl[trained].double()
     return rewards
 
 
+def sequence_rewards(
+    scores: Tensor, mask: Tensor, sequence: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
+) -> Tensor:
+    """Rewards of sequences, float64 [sequences]: the score minus ``kl_coef * kl`` of all trained
+    tokens.
+
+    Arguments as those of :func:`token_rewards`. The sum of token rewards would lose the score of a
+    response without trained tokens, which is part of its group's baseline.
+    """
+    rewards = scores.double()
+    if kl is None or not kl_coef:
+        return rewards
+    mask = mask.bool()
+    return rewards - kl_coef * segment_sum(kl[mask].double(), sequence[mask], scores.numel())
+
+
 def discounted(values: Tensor, sequence: Tensor, sequences: int, decay: float) -> Tensor:
-    """sum over k >= 0 of decay^k * values[t + k] within each sequence: float64 [n].
+    """Sum over k >= 0 of decay^k * values[t + k] within each sequence: float64 [n].
 
     ``values`` [n] are trained tokens only, sequence after sequence; ``sequence`` int64 [n], rising.
-    One vector operation per place from the end, over all sequences that are that long: no padded
-    copy.
+    One vector operation per position from the end, over all sequences that are that long, so that
+    there is no padded copy.
     """
     out = values.double().clone()
     if not out.numel():
@@ -90,26 +105,29 @@ def discounted(values: Tensor, sequence: Tensor, sequences: int, decay: float) -
     counts = segment_count(sequence, sequences)
     ends = counts.cumsum(0) - 1
     order = torch.argsort(counts, descending=True, stable=True)
-    counts, ends = counts[order], ends[order]
-    # alive[k]: how many sequences have more than k trained tokens.
-    alive = counts.numel() - torch.searchsorted(
+    counts = counts[order]
+    ends = ends[order]
+    # longer_than[k]: how many sequences have more than k trained tokens.
+    longer_than = counts.numel() - torch.searchsorted(
         counts.flip(0), torch.arange(int(counts[0]), device=counts.device), right=True
     )
-    for back, n in enumerate(alive.tolist()[1:], start=1):
-        places = ends[:n] - back
-        out[places] += decay * out[places + 1]
+    for distance, n in enumerate(longer_than.tolist()[1:], start=1):
+        positions = ends[:n] - distance
+        out[positions] += decay * out[positions + 1]
     return out
 
 
 def reinforce_plus_plus(
     rewards: Tensor, mask: Tensor, sequence: Tensor, sequences: int, *, gamma: float
 ) -> Advantages:
-    """Discounted reward-to-go of each token, whitened over all trained tokens of the batch. arXiv
-    2501.03262.
+    """Discounted reward-to-go of each token, whitened over all trained tokens of the batch.
+
+    arXiv 2501.03262. ``rewards`` float64 [tokens], ``mask`` bool [tokens], ``sequence`` int64
+    [tokens].
     """
     mask = mask.bool()
     returns = discounted(rewards[mask], sequence[mask], sequences, gamma)
-    return Advantages(_spread(whiten(returns), mask), _spread(returns, mask))
+    return Advantages(_scatter(whiten(returns), mask), _scatter(returns, mask))
 
 
 def gae(
@@ -123,26 +141,27 @@ def gae(
     lam: float,
 ) -> Advantages:
     """Generalised advantage estimation (arXiv 1506.02438, equation 16), whitened over all trained
-    tokens.
+    tokens of the batch.
 
     ``values`` [tokens]: the critic's value of the state in which each token was chosen. After a
     sequence's last trained token the value is 0. Tokens between trained ones (a tool's answer) take
     no step. ``returns`` are the unwhitened advantages plus ``values``.
     """
     mask = mask.bool()
-    owners, value = sequence[mask], values[mask].double()
-    following = torch.zeros_like(value)
-    same = owners[:-1] == owners[1:]
-    following[:-1] = torch.where(same, value[1:], 0.0)
-    raw = discounted(
-        rewards[mask].double() + gamma * following - value, owners, sequences, gamma * lam
-    )
-    return Advantages(_spread(whiten(raw), mask), _spread(raw + value, mask))
+    trained_sequence = sequence[mask]
+    value = values[mask].double()
+    next_value = torch.zeros_like(value)
+    same_sequence = trained_sequence[:-1] == trained_sequence[1:]
+    next_value[:-1] = torch.where(same_sequence, value[1:], 0.0)
+    errors = rewards[mask].double() + gamma * next_value - value
+    raw = discounted(errors, trained_sequence, sequences, gamma * lam)
+    return Advantages(_scatter(whiten(raw), mask), _scatter(raw + value, mask))
 
 
 def whiten(values: Tensor) -> Tensor:
-    """Shift and scale ``values`` [n] to mean 0 and variance 1 (unbiased, + 1e-8). Fewer than two
-    pass unchanged.
+    """``values`` [n] shifted and scaled to mean 0 and variance 1 (unbiased, + 1e-8): [n].
+
+    Fewer than two values are returned unchanged.
     """
     if values.numel() < 2:
         return values
@@ -167,8 +186,8 @@ def compute_advantages(
 
     ``scores`` [sequences] (the batch's ``rewards``), ``groups`` int64 [sequences], ``mask`` bool
     [tokens] (the batch's ``loss_mask``), ``sequence`` int64 [tokens] (from :func:`sequence_index`),
-    ``values`` [tokens] for gae. With ``kl`` [tokens] the score that grpo and rloo compare is the
-    sum of a sequence's token rewards, KL included.
+    ``values`` [tokens] for gae. With ``kl`` [tokens] grpo and rloo compare the scores minus the
+    weighted KL of the sequence.
 
     Raises ValueError for an unknown ``estimator`` and for gae without ``values``.
     """
@@ -183,11 +202,7 @@ def compute_advantages(
         if values is None:
             raise ValueError("gae needs values, which a critic gives")
         return gae(rewards, values, mask, sequence, sequences, gamma=gamma, lam=lam)
-    totals = scores.double()
-    if kl is not None and kl_coef:
-        # Not the sum of rewards: that would forget the score of a response without trained tokens,
-        # and so the baseline.
-        totals = totals - kl_coef * segment_sum(kl[mask].double(), sequence[mask], sequences)
+    totals = sequence_rewards(scores, mask, sequence, kl, kl_coef)
     if estimator == "grpo":
         per_sequence = grpo(totals, groups, norm_by_std=norm_adv_by_std_in_grpo)
     else:
@@ -196,8 +211,8 @@ def compute_advantages(
     return Advantages(flat, flat.clone())
 
 
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Put ``values`` of the trained tokens back at their places: float32 [tokens]."""
+def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """``values`` [n] of the trained tokens at their positions, 0 elsewhere: float32 [tokens]."""
     out = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
     out[mask] = values.float()
     return out

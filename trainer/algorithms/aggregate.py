@@ -1,5 +1,4 @@
-"""How per-token losses become the loss of one optimizer step: weights made once, before the batch
-is split.
+"""How token losses become the loss of an optimizer step: weights made before the batch is split.
 
 With weights from the counts of the *whole* step, its loss is the plain sum over all micro-batches
 and ranks of (weight * token loss). A mean taken per micro-batch would instead change with the way
@@ -56,26 +55,28 @@ def token_weights(
     mask = mask.bool()
     counts = segment_count(sequence[mask], sequences)
     tokens = int(counts.sum()) if global_tokens is None else global_tokens
-    filled = int((counts > 0).sum()) if global_sequences is None else global_sequences
+    trained = int((counts > 0).sum()) if global_sequences is None else global_sequences
     weights = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-    if tokens == 0 or filled == 0:
+    if tokens == 0 or trained == 0:
         return weights
     if mode == "token-mean":
         weights[mask] = 1.0 / tokens
     elif mode == "seq-mean-token-mean":
-        weights[mask] = (1.0 / (filled * counts.double()))[sequence[mask]].float()
+        weights[mask] = (1.0 / (trained * counts.double()))[sequence[mask]].float()
     elif mode == "seq-mean-token-sum":
-        weights[mask] = 1.0 / filled
+        weights[mask] = 1.0 / trained
     else:
         if max_response_length is None or max_response_length < 1:
             raise ValueError("seq-mean-token-sum-norm needs max_response_length, at least 1 token")
-        weights[mask] = 1.0 / (filled * max_response_length)
+        weights[mask] = 1.0 / (trained * max_response_length)
     return weights
 
 
 def aggregate(losses: Tensor, weights: Tensor) -> Tensor:
-    """This micro-batch's share of the step's loss: scalar float32. A filler (no targets) gives an
-    exact 0 that still reaches backward. A token of weight 0 gives nothing, even when its loss is
-    not finite.
+    """A micro-batch's share of the step's loss: float32 scalar from ``losses`` and ``weights``
+    [targets].
+
+    A filler (no targets) gives an exact 0 that still reaches backward. A token of weight 0 adds
+    nothing, even when its loss is not finite.
     """
     return torch.where(weights != 0, losses.float() * weights, 0.0).sum()

@@ -17,14 +17,14 @@ MAX_K3 = 10.0
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tensor:
-    """Per token, nats: float32 [targets]. With d = log-prob - reference log-prob of a token drawn
-    from the policy,
+    """KL estimate of each token in nats: float32 [targets], from log-probs [targets] of tokens
+    that the policy drew.
 
-    k1 (kl): d; k2 (mse): d^2 / 2; k3 (low_var_kl): exp(-d) + d - 1; abs: |d|. (Schulman,
-    "Approximating KL divergence", 2020.) Worked out in float32 whatever the inputs: in bfloat16
-    log-probs near -8 are 0.03 apart, and exp overflows sooner than a run notices. d is held within
-    +-20, k3 also below 10, beyond which its gradient is 0. k1 as a *loss* has a mean gradient of 0:
-    use it in the reward.
+    With d = log-prob - reference log-prob: k1 (kl): d; k2 (mse): d^2 / 2; k3 (low_var_kl):
+    exp(-d) + d - 1; abs: |d| (Schulman, "Approximating KL divergence", 2020). Computed in float32
+    whatever the inputs: in bfloat16 log-probs near -8 are 0.03 apart, and exp overflows early. d is
+    clamped to +-20, k3 also to 10, beyond which its gradient is 0. k1 as a *loss* has a mean
+    gradient of 0: use it in the reward.
 
     Raises ValueError for an unknown ``kind``.
     """
@@ -48,20 +48,20 @@ class KlController(Protocol):
     coef: float
 
     def update(self, kl: float, sequences: int) -> None:
-        """Take note of the mean ``kl`` (nats per token) of a step of ``sequences`` sequences, over
+        """Adapt to the mean ``kl`` (nats per token) of a step of ``sequences`` sequences, over
         all ranks.
         """
 
     def state_dict(self) -> dict[str, float]:
-        """What :meth:`load_state_dict` takes."""
+        """The state for a checkpoint."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
 
 
 @dataclass
 class FixedKl:
-    """A weight that stays."""
+    """A constant weight."""
 
     coef: float
 
@@ -69,7 +69,7 @@ class FixedKl:
         """Nothing to do."""
 
     def state_dict(self) -> dict[str, float]:
-        """Nothing: the weight is the configuration's, also after a resume with another one."""
+        """Empty: the weight comes from the settings, also after a resume with others."""
         return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -78,20 +78,21 @@ class FixedKl:
 
 @dataclass
 class AdaptiveKl:
-    """Steers the KL to ``target`` nats per token (arXiv 1909.08593, section 2.2)."""
+    """A weight that steers the KL to ``target`` nats per token (arXiv 1909.08593, section 2.2)."""
 
     coef: float
     target: float
     horizon: int
 
     def update(self, kl: float, sequences: int) -> None:
-        """coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon. A non-finite ``kl``
-        is ignored.
+        """coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
+
+        A ``kl`` that is not finite is ignored.
         """
         error = kl / self.target - 1.0
         if not math.isfinite(error):
             return
-        # Held above 0: a step of more sequences than five horizons would turn the penalty into a
+        # Never below 0: a step of more sequences than five horizons would turn the penalty into a
         # bonus.
         self.coef *= max(1.0 + min(max(error, -0.2), 0.2) * sequences / self.horizon, 0.0)
 
@@ -100,17 +101,16 @@ class AdaptiveKl:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from the weight reached; a fixed controller's empty state leaves the configured
-        one.
-        """
+        """Restore the weight reached; the empty state of a fixed controller changes nothing."""
         self.coef = state.get("coef", self.coef)
 
 
 def make_kl_controller(
     kind: str, *, kl_coef: float, target_kl: float, horizon: int
 ) -> KlController:
-    """The controller of ``algorithm.kl_ctrl``: fixed, or adaptive (also under its old name
-    kl_controller).
+    """The controller of ``algorithm.kl_ctrl``: fixed, or adaptive (old name: kl_controller).
+
+    Raises ValueError for another ``kind``.
     """
     if kind == "fixed":
         return FixedKl(kl_coef)

@@ -1,6 +1,4 @@
-"""Per-token losses of the policy. What they weigh in the step's loss is a matter of
-``aggregate``.
-"""
+"""Losses per token of the policy and of the critic; ``aggregate`` weighs them in a step's loss."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from torch import Tensor
 from trainer.algorithms.ragged import segment_count, segment_sum
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) is large yet far from overflow; a ratio beyond it says nothing but that the update went
-wrong.
-"""
+"""exp(20) is large yet far from overflow; only an update that went wrong has a larger ratio."""
 
 POLICY_SUMS = ("tokens", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "ratio")
 """Names of :attr:`TokenLoss.sums` of :func:`policy_loss`."""
@@ -44,11 +40,11 @@ def policy_loss(
     sequence: Tensor | None = None,
 ) -> TokenLoss:
     """PPO's clipped loss (arXiv 1707.06347, equation 7) with separate bounds and the dual clip
-    (arXiv 1912.09729).
+    (arXiv 1912.09729): float32 [targets].
 
-    ``log_probs``, ``old_log_probs``, ``advantages`` [targets], all of them trained tokens. With r =
-    exp(new - old), the log-ratio held within +-20: max(-A r, -A clip(r, 1 - low, 1 + high)), and
-    where A < 0 at most -A c.
+    ``log_probs``, ``old_log_probs``, ``advantages`` [targets] of trained tokens. With r = exp(new -
+    old), the log-ratio clamped to +-20: max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0
+    at most -A c.
 
     ``sequence_level`` is GSPO (arXiv 2507.18071, equations 7 and 14): r becomes the geometric mean
     of the ratios of the token's sequence, with the gradient of each token's own log-prob. It needs
@@ -58,12 +54,9 @@ def policy_loss(
     Sums: ``pg_clipfrac`` (the upper clip is active), ``pg_clipfrac_lower`` (the dual clip is),
     ``ppo_kl`` (old - new log-probs), ``ratio``, ``tokens``.
     """
-    log_probs, old_log_probs, advantages = (
-        log_probs.float(),
-        old_log_probs.float(),
-        advantages.float(),
-    )
-    log_ratio = (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_probs = log_probs.float()
+    advantages = advantages.float()
+    log_ratio = (log_probs - old_log_probs.float()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     kl_sum = -log_ratio.detach().double().sum()
     if sequence_level:
         if sequence is None:
@@ -87,8 +80,9 @@ def policy_loss(
 
 
 def sft_loss(log_probs: Tensor) -> TokenLoss:
-    """Negative log-likelihood, nats: float32 [targets] from ``log_probs`` [targets]. Sums:
-    ``tokens``, ``nll``.
+    """Negative log-likelihood in nats: float32 [targets], of ``log_probs`` [targets].
+
+    Sums: ``tokens``, ``nll``.
     """
     losses = -log_probs.float()
     nll = losses.detach().double().sum()
@@ -103,9 +97,12 @@ def value_loss(
     ``values``, ``old_values``, ``returns`` [targets]. Sums: ``tokens``, ``vf_clipfrac``,
     ``vf_error`` (squared).
     """
-    values, old_values, returns = values.float(), old_values.float(), returns.float()
-    near = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    plain, clipped = (values - returns).square(), (near - returns).square()
+    values = values.float()
+    old_values = old_values.float()
+    returns = returns.float()
+    near_old = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    plain = (values - returns).square()
+    clipped = (near_old - returns).square()
     sums = {
         "vf_clipfrac": (clipped > plain).sum().double(),
         "vf_error": plain.detach().double().sum(),
@@ -122,8 +119,7 @@ def add_terms(
     kl: Tensor | None = None,
     kl_loss_coef: float = 0.0,
 ) -> Tensor:
-    """``losses - entropy_coeff * entropy + kl_loss_coef * kl``, all [targets]: one normaliser
-    serves all three terms.
+    """``losses - entropy_coeff * entropy + kl_loss_coef * kl``: float32 [targets], of [targets].
 
     A term whose coefficient is 0 is left out, so that what is not finite in it can't turn the loss
     into NaN.

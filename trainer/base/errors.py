@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, and the exit codes of a run."""
+"""Errors that the user can fix, and the exit codes of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from difflib import get_close_matches
 EXIT_OK = 0
 """Finished."""
 EXIT_USER = 2
-"""Wrong input: one message says what, where and what to type instead. Never requeued."""
+"""Wrong input, never requeued. One message says what is wrong, where, and what to type instead."""
 EXIT_BAD_NODE = 77
-"""The node is unfit (GPU lost, disk full): requeue elsewhere and exclude it."""
+"""The node is bad (GPU lost, disk full): requeue elsewhere and exclude it."""
 EXIT_REQUEUE = 85
-"""Saved at a step boundary and wants to go on in a later attempt."""
+"""Saved at a step boundary; a later attempt continues."""
 
 
 class UserError(Exception):
@@ -23,18 +23,20 @@ class UserError(Exception):
 
 
 class Failure(RuntimeError):
-    """A part outside this process failed for good. Nobody's input is wrong and the message says
-    all: no traceback.
+    """A part outside this process failed for good, and no input is wrong. The message explains it,
+    so it is shown without a traceback.
     """
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a disk that a user has to mend: full, over the quota, read-only."""
+"""Errors of a disk that only the user can fix: full, over the quota, read-only."""
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """``error`` as one that the user can mend, where it is one: a UserError itself, a disk that
-    takes no more, a file that may not be read or written.
+    """``error`` as a UserError when the user can fix it, else None.
+
+    That is a UserError itself, a disk that takes no more, and a file that may not be read or
+    written.
     """
     if isinstance(error, UserError):
         return error
@@ -44,19 +46,22 @@ def as_user_error(error: BaseException) -> UserError | None:
             "name another place"
         )
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        place = f" for {error.filename}" if error.filename else ""
+        file = f" for {error.filename}" if error.filename else ""
         return UserError(
-            f"the disk takes no more data{place} ({error.strerror}): free space, or set "
-            "trainer.default_local_dir to a "
-            "folder on another disk. What was saved is intact: the same command goes on from the "
-            "last checkpoint."
+            f"the disk takes no more data{file} ({error.strerror}): free space, or set "
+            "trainer.default_local_dir to a folder on another disk. What was saved is intact: the "
+            "same command goes on from the last checkpoint."
         )
     return None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint ``; did you mean 'X'?`` for a misspelt ``word``, or nothing when no known word is
-    near.
-    """
-    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    """The hint ``; did you mean 'X'?`` for a misspelt ``word``; empty when nothing is near."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type when it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

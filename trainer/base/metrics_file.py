@@ -1,4 +1,7 @@
-"""``metrics.jsonl``: the record of a run, one JSON object a line, whole lines only."""
+"""``metrics.jsonl``, the record of a run: one JSON object a line. The only reader and writer of it.
+
+Standard library only: the batch script on the login node reads it too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.base import atomic
+
 METRICS_FILE = "metrics.jsonl"
+TAIL_BYTES = 1 << 16
+"""How much of the end of a file is read for its newest values: some dozens of steps, within a
+millisecond, since ``jobs status`` does so for every run.
+"""
 TIMING_PREFIXES = (
     "timing/",
     "perf/",
@@ -20,98 +29,130 @@ TIMING_PREFIXES = (
     "time",
     "batch/plan_ms",
 )
-"""Keys that differ between two runs of the same work; all others are equal after a resume."""
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Prefixes of the metrics that differ between two runs of the same work; all others are equal after
+a resume.
+"""
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def to_plain(value: Any) -> float | int | bool | str | None:
-    """A metric as JSON can hold it: 0-d tensors and arrays become numbers. Raises TypeError for
-    anything bigger.
+    """A metric as JSON can hold it; 0-d tensors and arrays become numbers.
+
+    Raises TypeError for anything with more than one element.
     """
     if hasattr(value, "item") and not isinstance(value, (int, float)):
-        value = value.item()  # raises for more than one element
+        value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"a metric is a number or a text, not {type(value).__name__}")
 
 
 def encode(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON; NaN and infinities become the texts ``NaN``, ``Infinity``,
+    """One line of strict JSON, in which NaN and infinities are the texts ``NaN``, ``Infinity`` and
     ``-Infinity``.
     """
-    safe = {
-        k: _spell(v) if isinstance(v, float) and not math.isfinite(v) else v
-        for k, v in record.items()
-    }
-    return json.dumps(safe, allow_nan=False, ensure_ascii=False)
-
-
-def _spell(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    values = {key: _spell_not_finite(value) for key, value in record.items()}
+    return json.dumps(values, allow_nan=False, ensure_ascii=False)
 
 
 def decode(line: str) -> dict[str, Any] | None:
-    """The record of a line, or None for one that a crash cut short."""
+    """The record of a line, with NaN and infinities as numbers again.
+
+    None for a line that a crash cut short and for one without a step.
+    """
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+    if not isinstance(record, dict):
         return None
-    return {k: _WORDS.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
+    step = record.get("step")
+    if not isinstance(step, int) or isinstance(step, bool):
+        return None
+    return {
+        key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        for key, value in record.items()
+    }
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a ``metrics.jsonl`` in order; lines that a crash cut short are passed over."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    """The records of a file in order; lines that a crash cut short are passed over.
+
+    There are none when the file is missing or can't be read.
+    """
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with file:
         for line in file:
-            if (record := decode(line)) is not None:
+            record = decode(line)
+            if record is not None:
                 yield record
 
 
+def read_tail(path: Path, tail_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+    """The records in the last ``tail_bytes`` of a file, in order; empty when there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    records = (decode(line) for line in lines)
+    return [record for record in records if record is not None]
+
+
 def by_step(path: Path) -> dict[int, dict[str, Any]]:
-    """All metrics of each step, later lines winning, steps in rising order."""
+    """All metrics of each step in rising order; of a step that was repeated the newest values."""
     merged: dict[int, dict[str, Any]] = {}
     for record in read_metrics(path):
         merged.setdefault(record["step"], {}).update(record)
     return dict(sorted(merged.items()))
 
 
-def newest(path: Path, name: str, tail_bytes: int = 1 << 20) -> float | None:
-    """The last number of metric ``name``, looked for in the last ``tail_bytes`` of the record."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    values = (record.get(name) for line in reversed(lines) if (record := decode(line)) is not None)
-    return next((float(value) for value in values if isinstance(value, int | float)), None)
+def last_values(path: Path) -> dict[str, Any]:
+    """The newest value of each metric, as far as the end of the file has it."""
+    merged: dict[str, Any] = {}
+    for record in read_tail(path):
+        merged.update(record)
+    return merged
+
+
+def last_value(path: Path, name: str, tail_bytes: int = 1 << 20) -> float | None:
+    """The newest number of metric ``name`` in the end of the file; None when it has none."""
+    for record in reversed(read_tail(path, tail_bytes)):
+        value = record.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
+
+
+def last_step(path: Path) -> int | None:
+    """The step of the last whole line; None when there is none."""
+    records = read_tail(path)
+    return int(records[-1]["step"]) if records else None
 
 
 class MetricsFile:
     """Appends whole lines. On a resume, what came after the restored step is cut off first.
 
-    The steps after the restored one are done again and log again, so the file of a resumed run
+    The steps after the restored one are taken again and logged again, so the file of a resumed run
     equals that of an uninterrupted one in every key outside :data:`TIMING_PREFIXES`, provided a
     step is logged before its checkpoint is committed (:meth:`sync` makes it durable).
     """
 
     def __init__(self, path: Path, steps_done: int | None) -> None:
-        """``steps_done``: the restored step; None keeps all that was written whole."""
+        """``steps_done``: the restored step; None keeps every whole line."""
         if path.exists():
             _cut(path, steps_done)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line in one system call, so that a killed process leaves it whole or not at
-        all.
-        """
+        """Write one line with one system call: a killed process leaves all of it or nothing."""
         data = (encode(record) + "\n").encode()
         written = os.write(self._fd, data)
-        while written < len(
-            data
-        ):  # a disk that fills up: try the rest, so that the error is raised
+        while written < len(data):  # a full disk: the next call raises the error
             written += os.write(self._fd, data[written:])
 
     def sync(self) -> None:
@@ -125,25 +166,26 @@ class MetricsFile:
 
 
 def _cut(path: Path, steps_done: int | None) -> None:
-    """Keep the whole lines of steps up to ``steps_done`` (none at all when nothing was restored,
-    all for None).
-    """
+    """Keep the whole lines of steps up to ``steps_done``: none for 0, all for None."""
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
-    kept = [
-        line
-        for line in lines
-        if line.endswith("\n")
-        and (r := decode(line)) is not None
-        and (steps_done is None or (steps_done > 0 and r["step"] <= steps_done))
-    ]
-    if len(kept) == len(lines):
-        return
-    temporary = path.with_name(path.name + ".tmp")
-    with open(
-        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    kept = [line for line in lines if _is_kept(line, steps_done)]
+    if len(kept) < len(lines):
+        atomic.write_text(path, "".join(kept))
+
+
+def _is_kept(line: str, steps_done: int | None) -> bool:
+    record = decode(line)
+    if record is None or not line.endswith("\n"):
+        return False
+    if steps_done is None:
+        return True
+    return steps_done > 0 and bool(record["step"] <= steps_done)
+
+
+def _spell_not_finite(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -13,8 +13,9 @@ from trainer.base.errors import UserError, nearest
 
 
 def load_module(path: str | Path, *, key: str) -> tuple[ModuleType, Path]:
-    """The module in the file ``path``, and the file. Raises UserError naming ``key`` when it is
-    missing or fails.
+    """The module in the file ``path``, and the file.
+
+    Raises UserError, which names ``key``, when the file is missing or fails to load.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -28,22 +29,25 @@ def load_module(path: str | Path, *, key: str) -> tuple[ModuleType, Path]:
     sys.modules[module_name] = module  # dataclasses and pickle look a module up by its name
     try:
         spec.loader.exec_module(module)
-    except SyntaxError as e:
-        raise UserError(f"{key}: {file}, line {e.lineno}: {e.msg}") from e
-    except (Exception, SystemExit) as e:
-        raise UserError(f"{key}: {file} doesn't load: {raised_where(e)}") from e
+    except SyntaxError as error:
+        raise UserError(f"{key}: {file}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{key}: {file} doesn't load: {describe_exception(error)}") from error
     return module, file
 
 
-def names_in(file: Path, *, classes: bool = False) -> list[str]:
-    """The public functions, or ``classes``, that ``file`` defines."""
+def public_names(file: Path, *, classes: bool = False) -> list[str]:
+    """The names of the public functions, or ``classes``, that ``file`` defines."""
     kind = ast.ClassDef if classes else ast.FunctionDef
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    return [n.name for n in tree.body if isinstance(n, kind) and not n.name.startswith("_")]
+    names = [node.name for node in tree.body if isinstance(node, kind)]
+    return [name for name in names if not name.startswith("_")]
 
 
-def raised_where(error: BaseException) -> str:
-    """The last line of a traceback and where in the source it happened."""
+def describe_exception(error: BaseException) -> str:
+    """The last line of a traceback, and the file and line that raised it."""
+    text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     frames = traceback.extract_tb(error.__traceback__)
-    last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return f"{last} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else last
+    if not frames:
+        return text
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from trainer.base.errors import UserError
 from trainer.batching.inputs import BUDGET_KEYS, LENGTH_KEYS
 
@@ -23,8 +21,9 @@ MEMORY_ADVICE = (
 
 
 def recommended_budget(mean_prompt: float, mean_response: float, concurrent: int) -> int:
-    """Tokens for ``concurrent`` sequences of mean length, up to the next power of two: (210 + 380)
-    x 24 -> 16384.
+    """Tokens for ``concurrent`` sequences of mean length, up to the next power of two.
+
+    (210 + 380) x 24 -> 16384. Raises UserError unless the product is positive.
     """
     tokens = (mean_prompt + mean_response) * concurrent
     if tokens <= 0:
@@ -46,36 +45,36 @@ def measured_budget(
     margin: float = 0.1,
     key: str = BUDGET_KEYS,
 ) -> int:
-    """Budget of one rank from trial micro-batches: ``probes`` are (tokens, peak bytes above the
-    resting state).
+    """Budget of one rank in tokens, from the memory that trial micro-batches took.
+
+    ``probes`` are (tokens, peak bytes above what is held between steps).
 
     Memory of a padding-free pass grows linearly in its tokens, so the largest two probes give slope
     and offset; ``margin`` of the free bytes stays unused. ``longest`` is the longest sequence the
-    run can meet.
+    run can meet. Raises UserError when the budget would not hold it.
     """
-    known = sorted(dict(probes).items())
-    if len(known) < 2:
+    by_tokens = sorted(dict(probes).items())
+    if len(by_tokens) < 2:
         raise ValueError("measured_budget needs probes of two different sizes")
-    (few, low), (many, high) = known[0], known[-1]
+    few, low = by_tokens[0]
+    many, high = by_tokens[-1]
     slope = max((high - low) / (many - few), high / many * 0.5)
     offset = max(0.0, high - slope * many)
     budget = int((free_bytes * (1.0 - margin) - offset) / slope) // STEP * STEP
     if budget < longest:
         raise UserError(
-            f"{key}=auto: free memory of {free_bytes / 2**30:.2f} GiB holds {max(budget, 0)} "
-            "tokens "
-            f"({slope / 2**10:.0f} KiB each), but sequences have up to {longest} tokens; "
-            f"{MEMORY_ADVICE}"
+            f"{key}=auto: free memory of {free_bytes / 2**30:.2f} GiB holds "
+            f"{max(budget, 0)} tokens ({slope / 2**10:.0f} KiB each), but sequences have up to "
+            f"{longest} tokens; {MEMORY_ADVICE}"
         )
     return budget
 
 
 def lowered_budget(tokens: int, longest: int, *, key: str = BUDGET_KEYS) -> int:
-    """The budget of a rank after a micro-batch of ``tokens`` tokens ran out of memory: three
-    quarters of it.
+    """The budget of a rank after a micro-batch of ``tokens`` tokens ran out of memory.
 
-    Never below ``longest``, its longest sequence; when that alone is what failed there is nothing
-    to split.
+    Three quarters of it, but never below ``longest``, its longest sequence. Raises UserError when
+    that sequence alone was the micro-batch: there is nothing to split.
     """
     if tokens <= longest:
         raise UserError(
@@ -84,8 +83,3 @@ def lowered_budget(tokens: int, longest: int, *, key: str = BUDGET_KEYS) -> int:
             f"no budget helps ({key}); {MEMORY_ADVICE}; limits: {LENGTH_KEYS}"
         )
     return max(longest, tokens * 3 // 4 // STEP * STEP, 1)
-
-
-def mean_lengths(lengths: Sequence[int], prompts: Sequence[int]) -> tuple[float, float]:
-    """Mean prompt and mean response of a data set, the inputs of :func:`recommended_budget`."""
-    return float(np.mean(prompts)), float(np.mean(np.asarray(lengths) - np.asarray(prompts)))

@@ -1,4 +1,4 @@
-"""The cost model measured: robust least squares from (micro-batch, seconds)."""
+"""The cost model fitted to measured times: robust least squares over micro-batches."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CANDIDATES = [
 ]
 """Free coefficients, of tokens, squares and overhead, and their price."""
 NOISE = 1e-4
-"""Relative: no clock of a micro-batch is better, and what is explained so far is explained."""
+"""Relative noise of measured times: a fit with smaller errors needs no further coefficient."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A cost model in seconds and how well it explains what was measured."""
+    """A cost model in seconds, and how well it explains the measured times."""
 
     cost: CostModel
     error: float
@@ -38,8 +38,9 @@ class Calibration:
     samples: int
 
     def metrics(self, predicted: CostModel) -> dict[str, float]:
-        """Both models for the log: tokens at which attention costs as much as the rest, predicted
-        and measured.
+        """The coefficients for the log.
+
+        The break-even is the number of tokens at which attention costs as much as the rest.
         """
         return {
             "cost/us_per_token": self.cost.linear * 1e6,
@@ -55,34 +56,35 @@ def calibrate(tokens: ArrayLike, squares: ArrayLike, seconds: ArrayLike) -> Cali
     """Fit ``seconds = linear * tokens + quadratic * squares + overhead`` with no negative
     coefficient.
 
-    One entry per measured micro-batch: tokens held, sum of squared lengths (:meth:`Plan.squares`),
-    seconds. Errors are relative, and Huber's weights (k = 1.345 robust deviations; Huber 1964) keep
-    a stalled micro-batch from bending the curve. A coefficient is only taken in where it explains
-    clearly more: micro-batches of one size can't tell attention, or overhead, from what grows with
-    the tokens. None until three micro-batches of two different sizes are known.
+    All three are [micro-batches]: tokens held, sum of squared lengths (:meth:`Plan.squares`) and
+    measured seconds. Errors are relative, and Huber's weights (k = 1.345 robust deviations; Huber
+    1964) keep a stalled micro-batch from bending the curve. A coefficient is only taken in where it
+    explains clearly more: micro-batches of one size can't tell attention, or overhead, from what
+    grows with the tokens. None until three micro-batches of two different sizes are known.
     """
-    t, q, s = (np.asarray(x, np.float64).reshape(-1) for x in (tokens, squares, seconds))
-    known = (t > 0) & (s > 0) & np.isfinite(s)
-    t, q, s = t[known], q[known], s[known]
-    if t.size < 3 or np.unique(t).size < 2:
+    columns = [np.asarray(x, np.float64).reshape(-1) for x in (tokens, squares, seconds)]
+    measured = np.stack(columns, axis=1)
+    valid = (measured[:, 0] > 0) & (measured[:, 2] > 0) & np.isfinite(measured[:, 2])
+    measured = measured[valid]
+    if len(measured) < 3 or np.unique(measured[:, 0]).size < 2:
         return None
-    features = np.stack([t, q, np.ones_like(t)], axis=1) / s[:, None]
+    features = np.append(measured[:, :2], np.ones((len(measured), 1)), axis=1) / measured[:, 2:]
     scale = np.abs(features).max(axis=0)
     features = features / scale
-    weights = np.ones_like(s)
+    weights = np.ones(len(measured))
     fit = np.zeros(3)
     for _ in range(20):
         new = _simplest(features, weights)
-        off = np.abs(features @ new - 1.0)
-        spread = 1.4826 * float(np.median(off))
+        errors = np.abs(features @ new - 1.0)
+        spread = 1.4826 * float(np.median(errors))
         done = bool(np.allclose(new, fit, rtol=1e-6, atol=0.0))
         fit = new
         if done or spread < 1e-12:
             break
-        weights = np.minimum(1.0, 1.345 * spread / np.maximum(off, 1e-300))
+        weights = np.minimum(1.0, 1.345 * spread / np.maximum(errors, 1e-300))
     linear, quadratic, overhead = (float(x) for x in fit / scale)
     error = float(np.median(np.abs(features @ fit - 1.0)))
-    return Calibration(CostModel(linear, quadratic, overhead, "seconds"), error, int(s.size))
+    return Calibration(CostModel(linear, quadratic, overhead, "seconds"), error, len(measured))
 
 
 def _simplest(features: Floats, weights: Floats) -> Floats:
@@ -106,29 +108,29 @@ def _simplest(features: Floats, weights: Floats) -> Floats:
 
 
 class Calibrator:
-    """The last ``window`` measured micro-batches of one pass, and the fit over them."""
+    """The last ``window`` measured micro-batches of one kind of pass, and the fit over them."""
 
     def __init__(self, window: int = 1024) -> None:
-        self._seen: deque[tuple[float, float, float]] = deque(maxlen=window)
+        self._samples: deque[tuple[float, float, float]] = deque(maxlen=window)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._samples)
 
     def add(self, tokens: float, squares: float, seconds: float) -> None:
         """One micro-batch: tokens held, sum of squared lengths, time in seconds. Fillers (no
         tokens) are left out.
         """
         if tokens > 0:
-            self._seen.append((float(tokens), float(squares), float(seconds)))
+            self._samples.append((float(tokens), float(squares), float(seconds)))
 
     def samples(self) -> Floats:
         """float64 [micro-batches, 3]: tokens, squares, seconds."""
-        return np.array(self._seen, np.float64).reshape(-1, 3)
+        return np.array(self._samples, np.float64).reshape(-1, 3)
 
     def fit(self) -> Calibration | None:
         """The fit over the window, or None while too little is known."""
-        seen = self.samples()
-        return calibrate(seen[:, 0], seen[:, 1], seen[:, 2])
+        samples = self.samples()
+        return calibrate(samples[:, 0], samples[:, 1], samples[:, 2])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the samples; the fit follows from them."""
@@ -136,5 +138,5 @@ class Calibrator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved samples."""
-        self._seen.clear()
-        self._seen.extend((float(t), float(q), float(s)) for t, q, s in state["samples"])
+        self._samples.clear()
+        self._samples.extend((float(t), float(q), float(s)) for t, q, s in state["samples"])

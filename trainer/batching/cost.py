@@ -12,84 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.base.model_shape import ModelShape
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """The numbers of a decoder-only transformer that decide its cost. All sizes are counts of
-    features or layers.
-    """
-
-    hidden: int
-    """Width of the residual stream."""
-    layers: int
-    """Decoder layers."""
-    heads: int
-    """Query heads."""
-    kv_heads: int
-    """Key/value heads; fewer than ``heads`` under grouped-query attention."""
-    ffn: int
-    """Width of the dense feed-forward layer (three matrices, gated)."""
-    vocab: int
-    """Rows of the output projection."""
-    head_dim: int = 0
-    """Features of a head; 0 means ``hidden / heads``."""
-    experts: int = 0
-    """Experts of a layer; 0 for a dense model."""
-    experts_per_token: int = 0
-    """Experts that one token visits."""
-    moe_ffn: int = 0
-    """Width of one expert; 0 means ``ffn``."""
-    shared_experts: int = 0
-    """Experts that every token visits besides the routed ones."""
-    dense_layers: int = 0
-    """Layers of a mixture-of-experts model that keep the dense feed-forward layer."""
-    tied: bool = False
-    """Output projection shared with the embedding. Saves memory, not operations."""
-
-    @property
-    def head_size(self) -> int:
-        """Features of a head."""
-        return self.head_dim or self.hidden // self.heads
-
-    @property
-    def linear_params_per_layer(self) -> tuple[int, int]:
-        """Weights one token is multiplied with in a dense and in a mixture-of-experts layer."""
-        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (q + 2 * kv) + q * self.hidden
-        dense = attention + 3 * self.hidden * self.ffn
-        if not self.experts:
-            return dense, dense
-        visited = self.experts_per_token + self.shared_experts
-        router = self.hidden * self.experts
-        return dense, attention + router + 3 * self.hidden * (self.moe_ffn or self.ffn) * visited
-
-    @property
-    def active_params(self) -> int:
-        """Weights that take part in the products of one token, output projection included,
-        embedding lookup not.
-        """
-        dense, moe = self.linear_params_per_layer
-        kept = self.layers if not self.experts else min(self.dense_layers, self.layers)
-        return kept * dense + (self.layers - kept) * moe + self.hidden * self.vocab
-
-    @property
-    def params(self) -> int:
-        """All weights of the products and the embedding (norms and biases left out)."""
-        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (q + 2 * kv) + q * self.hidden
-        dense = attention + 3 * self.hidden * self.ffn
-        held = self.experts + self.shared_experts
-        moe = (
-            attention
-            + self.hidden * self.experts
-            + 3 * self.hidden * (self.moe_ffn or self.ffn) * held
-        )
-        kept = self.layers if not self.experts else min(self.dense_layers, self.layers)
-        embeddings = self.hidden * self.vocab * (1 if self.tied else 2)
-        return kept * dense + (self.layers - kept) * moe + embeddings
 
 
 @dataclass(frozen=True)
@@ -149,4 +75,4 @@ class CostModel:
 
 
 TOKENS = CostModel()
-"""Every token costs 1: the cost model of those who know no better."""
+"""Every token costs 1: the cost model where nothing is known of the model."""

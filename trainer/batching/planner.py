@@ -1,6 +1,4 @@
-"""Lengths in, plan out: which rank computes which sequences in which micro-batch of one optimizer
-step.
-"""
+"""Which rank computes which sequences in which micro-batch of one optimizer step."""
 
 from __future__ import annotations
 
@@ -13,29 +11,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.base.errors import UserError
-from trainer.batching import search
-from trainer.batching.bounds import Proof, prove
-from trainer.batching.buckets import assign_buckets
+from trainer.batching.assignment import Assignment, per_rank
+from trainer.batching.bounds import LowerBounds, lower_bounds
 from trainer.batching.cost import TOKENS, CostModel, Ints
-from trainer.batching.inputs import (
-    BOUNDARY_KEYS,
-    check_budgets,
-    check_fits,
-    check_groups,
-    check_lengths,
-    check_prompts,
-    check_shared,
-)
-from trainer.batching.layout import Layout, per_rank
-from trainer.batching.units import Cargo
+from trainer.batching.inputs import check_budgets, check_fits, check_lengths
+from trainer.batching.search import path_of_costs, search
+from trainer.batching.sequences import StepSequences, check_sequences
 
 Sync = Literal["micro", "step"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One optimizer step, loaded. Lists are indexed [rank][k]; costs are in the units of the cost
-    model.
+    """The micro-batches of one optimizer step.
+
+    Lists are indexed [rank][k]; costs are in the units of the cost model.
     """
 
     micro_batches: list[list[Ints]]
@@ -58,10 +48,10 @@ class Plan:
     """Fewest micro-batches per rank that any plan needs."""
     tokens_saved: int
     """Prompt tokens not computed again because a group shares them."""
-    cargo: Cargo = field(repr=False)
-    """What was planned, checked; kept for a later split."""
+    sequences: StepSequences = field(repr=False)
+    """What was planned; kept to split micro-batches later."""
     cost: CostModel
-    """What it was weighed with."""
+    """The cost model that ``costs`` come from."""
     padding: int = 0
     """Tokens of padding computed on top; 0 unless sequences are padded to their micro-batch's
     longest.
@@ -80,9 +70,9 @@ class Plan:
         A shared prompt counts once, a response of R tokens behind P of prompt counts ``(P + R)**2 -
         P**2``.
         """
-        layout = Layout.of(self.micro_batches)
-        _, squares = layout.weigh(self.cargo, CostModel(0.0, 1.0))
-        return per_rank(squares.tolist(), layout.counts)
+        assignment = Assignment.of(self.micro_batches)
+        squares = assignment.costs(self.sequences, CostModel(0.0, 1.0))
+        return per_rank(squares.tolist(), assignment.counts)
 
     @property
     def efficiency(self) -> float:
@@ -95,11 +85,9 @@ class Plan:
     @property
     def gap(self) -> float:
         """Critical path over its lower bound, less 1; 0 is proven best."""
-        return (
-            max(0.0, self.critical_path / self.critical_path_bound - 1.0)
-            if self.critical_path_bound
-            else 0.0
-        )
+        if not self.critical_path_bound:
+            return 0.0
+        return max(0.0, self.critical_path / self.critical_path_bound - 1.0)
 
     def metrics(self) -> dict[str, float]:
         """What one step logs under ``batch/``."""
@@ -133,7 +121,7 @@ def plan(
     keep_groups: bool = False,
     share_prompts: bool = False,
 ) -> Plan:
-    """Load the sequences of one optimizer step onto ``ranks`` ranks.
+    """Plan the micro-batches of one optimizer step on ``ranks`` ranks.
 
     ``lengths`` [sequences] are tokens of prompt and response together; ``budget`` is a hard cap on
     the tokens of a micro-batch, one number or one per rank. ``sync="micro"`` (ZeRO-2/3, tensor or
@@ -146,7 +134,7 @@ def plan(
     holds them.
 
     Every sequence is planned exactly once, heavy micro-batches first, and equal inputs give equal
-    plans. Raises :class:`trainer.base.errors.UserError` on inputs that no plan can satisfy.
+    plans. Raises UserError on inputs that no plan can satisfy.
     """
     began = perf_counter()
     if sync not in ("micro", "step"):
@@ -155,89 +143,45 @@ def plan(
     sizes = check_lengths(lengths)
     budgets = check_budgets(budget, ranks)
     check_fits(sizes, budgets)
-    cargo = make_cargo(
+    sequences = check_sequences(
         sizes, groups, prompt_lengths, buckets, bucket_by, keep_groups, share_prompts
     )
-    proof = prove(cargo, model, budgets, sync)
-    layout = search.search(cargo, model, budgets, sync, proof, keep_groups=keep_groups)
-    ordered = layout.ordered(cargo, model, together=sync == "micro")
-    return weigh_plan(cargo, model, budgets, sync, ordered, began, proof)
+    bounds = lower_bounds(sequences, model, budgets, sync)
+    assignment = search(sequences, model, budgets, sync, bounds, keep_groups=keep_groups)
+    ordered = assignment.heaviest_first(sequences, model, together=sync == "micro")
+    return plan_of(ordered, sequences, model, budgets, sync, bounds, began)
 
 
-def make_cargo(
-    sizes: Ints,
-    groups: ArrayLike | None,
-    prompt_lengths: ArrayLike | None,
-    boundaries: ArrayLike | None,
-    bucket_by: str,
-    keep_groups: bool,
-    share_prompts: bool,
-) -> Cargo:
-    """Check what belongs together and gather it."""
-    n = sizes.size
-    prompts = None if prompt_lengths is None else check_prompts(prompt_lengths, sizes)
-    grouped = np.arange(n) if groups is None else check_groups(groups, sizes)
-    if (keep_groups or share_prompts) and groups is None:
-        raise UserError("keep_groups and share_prompts need groups: one group number per sequence")
-    if share_prompts:
-        if prompts is None:
-            raise UserError("share_prompts needs prompt_lengths: one per sequence")
-        check_shared(prompts, grouped)
-    which = np.zeros(n, np.int64)
-    if boundaries is not None:
-        if bucket_by not in ("prompt", "total"):
-            raise UserError(f"bucket_by={bucket_by!r}: write 'prompt' or 'total'")
-        if bucket_by == "prompt" and prompts is None:
-            raise UserError(
-                f"{BOUNDARY_KEYS} by prompt need prompt_lengths; pass them, or set bucket_by=total"
-            )
-        which = assign_buckets(
-            sizes if prompts is None or bucket_by == "total" else prompts, boundaries
-        )
-    shared = share_prompts and prompts is not None
-    return Cargo(
-        sizes,
-        prompts if shared and prompts is not None else np.zeros(n, np.int64),
-        grouped,
-        which,
-        shared,
-    )
-
-
-def weigh_plan(
-    cargo: Cargo,
+def plan_of(
+    assignment: Assignment,
+    sequences: StepSequences,
     cost: CostModel,
     budgets: Ints,
     sync: Sync,
-    layout: Layout,
+    bounds: LowerBounds,
     began: float,
-    proof: Proof,
 ) -> Plan:
-    """The plan of a given layout: weigh it, check the cap and state the bounds. ``began``: of
-    perf_counter.
+    """The plan of an assignment: its tokens, checked against the caps, its costs and its bounds.
+
+    ``budgets``: int64 [ranks]. ``began`` is when planning began, on the clock of ``perf_counter``.
     """
-    tokens, weights = layout.weigh(cargo, cost)
-    caps = np.repeat(budgets, layout.counts)
+    tokens, costs = assignment.loads(sequences, cost)
+    caps = np.repeat(budgets, assignment.counts)
     if (tokens > caps).any():
         raise AssertionError(
             f"a micro-batch holds {int(tokens[tokens > caps][0])} tokens, over its cap"
         )
-    if sync == "step":
-        rank = np.repeat(np.arange(layout.counts.size), layout.counts)
-        path = float(np.bincount(rank, weights + cost.overhead).max())
-    else:
-        path = float((weights + cost.overhead).reshape(layout.counts.size, -1).max(0).sum())
     return Plan(
-        micro_batches=layout.members(),
-        tokens=per_rank(tokens.tolist(), layout.counts),
-        costs=per_rank(weights.tolist(), layout.counts),
+        micro_batches=assignment.members(),
+        tokens=per_rank(tokens.tolist(), assignment.counts),
+        costs=per_rank(costs.tolist(), assignment.counts),
         budgets=budgets,
         sync=sync,
-        critical_path=path,
-        critical_path_bound=proof.whole,
-        micro_batches_bound=proof.micro_batches,
-        tokens_saved=int(cargo.lengths.sum()) - int(tokens.sum()),
-        cargo=cargo,
+        critical_path=path_of_costs(costs + cost.overhead, assignment.counts, sync),
+        critical_path_bound=bounds.path_with_overhead,
+        micro_batches_bound=bounds.micro_batches,
+        tokens_saved=int(sequences.lengths.sum()) - int(tokens.sum()),
+        sequences=sequences,
         cost=cost,
         plan_ms=(perf_counter() - began) * 1e3,
     )

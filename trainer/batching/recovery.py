@@ -10,14 +10,14 @@ from time import perf_counter
 
 import numpy as np
 
-from trainer.batching.bounds import prove
+from trainer.batching.assignment import Assignment
+from trainer.batching.bounds import lower_bounds
 from trainer.batching.budget import lowered_budget
 from trainer.batching.cost import Ints
 from trainer.batching.inputs import BUDGET_KEYS
-from trainer.batching.layout import Layout
 from trainer.batching.packing import open_bins
-from trainer.batching.planner import Plan, weigh_plan
-from trainer.batching.units import pieces, singles, subset
+from trainer.batching.pieces import cut_groups, single_sequences
+from trainer.batching.planner import Plan, plan_of
 
 
 def after_out_of_memory(
@@ -27,67 +27,65 @@ def after_out_of_memory(
 
     Micro-batches before ``k`` stay as they are: they are done. From ``k`` on, each failed rank's
     micro-batches are split to its lowered budget. When every micro-batch synchronises, the other
-    ranks run zero-loss fillers beside the extra parts, so the count stays equal everywhere; else
+    ranks run zero-loss fillers during the extra parts, so the count stays equal everywhere; else
     only the failed ranks change. The returned plan carries the new budgets, for the steps to come.
-    Raises :class:`~trainer.base.errors.UserError` when the failed micro-batch is one sequence that
-    nothing can split.
+    Raises UserError when the failed micro-batch is one sequence that nothing can split.
     """
     began = perf_counter()
+    limits = {r: _limit(plan, k, r, key) for r in ranks}
     budgets = plan.budgets.copy()
-    limits: dict[int, int] = {}
-    for r in ranks:
-        failed = plan.micro_batches[r][k]
-        if failed.size == 0:
-            raise ValueError(
-                f"rank {r} ran out of memory on micro-batch {k}, which is an empty filler"
-            )
-        limits[r] = lowered_budget(
-            plan.tokens[r][k], int(plan.cargo.lengths[failed].max()), key=key
-        )
+    for r, limit in limits.items():
         # A longer sequence that waits on this rank keeps the budget up; the failed micro-batch is
         # split all the same.
-        budgets[r] = max(
-            limits[r],
-            *(int(plan.cargo.lengths[mb].max(initial=0)) for mb in plan.micro_batches[r][k:]),
-        )
-    parts = [
-        [
-            [mb]
-            if i < k or r not in limits
-            else split(plan, mb, limits[r] if i == k else int(budgets[r]))
-            for i, mb in enumerate(rank)
-        ]
-        for r, rank in enumerate(plan.micro_batches)
-    ]
+        waiting = [_longest(plan, micro_batch) for micro_batch in plan.micro_batches[r][k:]]
+        budgets[r] = max(limit, *waiting)
+    parts: list[list[list[Ints]]] = []
+    for r, rank in enumerate(plan.micro_batches):
+        parts.append([[micro_batch] for micro_batch in rank])
+        if r in limits:
+            parts[r][k] = split(plan, rank[k], limits[r])
+            for i in range(k + 1, len(rank)):
+                parts[r][i] = split(plan, rank[i], int(budgets[r]))
     if plan.sync == "micro":
-        empty = np.zeros(0, np.int64)
-        widths = [max(len(p) for p in row) for row in zip(*parts, strict=True)]
-        layout = [
-            [
-                mb
-                for p, width in zip(rank, widths, strict=True)
-                for mb in p + [empty] * (width - len(p))
-            ]
-            for rank in parts
-        ]
-    else:
-        layout = [[mb for p in rank for mb in p] for rank in parts]
-    done = plan.budgets if k else budgets  # what ran before keeps the cap it ran under
-    proof = prove(plan.cargo, plan.cost, done, plan.sync)
-    recovered = weigh_plan(plan.cargo, plan.cost, done, plan.sync, Layout.of(layout), began, proof)
+        _add_fillers(parts)
+    micro_batches = [[part for split_ in rank for part in split_] for rank in parts]
+    checked = plan.budgets if k else budgets  # what ran before keeps the cap it ran under
+    bounds = lower_bounds(plan.sequences, plan.cost, checked, plan.sync)
+    assignment = Assignment.of(micro_batches)
+    recovered = plan_of(assignment, plan.sequences, plan.cost, checked, plan.sync, bounds, began)
     return replace(recovered, budgets=budgets)
 
 
+def _limit(plan: Plan, k: int, rank: int, key: str) -> int:
+    """Tokens to which micro-batch ``k`` of ``rank`` has to be split."""
+    failed = plan.micro_batches[rank][k]
+    if failed.size == 0:
+        raise ValueError(
+            f"rank {rank} ran out of memory on micro-batch {k}, which is an empty filler"
+        )
+    return lowered_budget(plan.tokens[rank][k], _longest(plan, failed), key=key)
+
+
+def _longest(plan: Plan, micro_batch: Ints) -> int:
+    return int(plan.sequences.lengths[micro_batch].max(initial=0))
+
+
+def _add_fillers(parts: list[list[list[Ints]]]) -> None:
+    """Give every rank equally many parts of each micro-batch; ``parts`` is [rank][k][part]."""
+    for k in range(len(parts[0])):
+        most = max(len(rank[k]) for rank in parts)
+        for rank in parts:
+            rank[k] = rank[k] + [np.zeros(0, np.int64)] * (most - len(rank[k]))
+
+
 def split(plan: Plan, micro_batch: Ints, budget: int) -> list[Ints]:
-    """Parts of a micro-batch, each within ``budget`` tokens; itself when it fits."""
-    cargo = subset(plan.cargo, micro_batch)
+    """Parts of a micro-batch [sequences], each within ``budget`` tokens; itself when it fits."""
     if not micro_batch.size:
         return [micro_batch]
-    units = (
-        pieces(cargo, plan.cost, micro_batch.size, budget)
-        if cargo.shared
-        else singles(cargo, plan.cost)
-    )
-    bins = np.empty(micro_batch.size, np.int64)
-    bins[units.members] = np.repeat(open_bins(units.tokens, budget), np.diff(units.starts))
+    sequences = plan.sequences.subset(micro_batch)
+    if sequences.shared:
+        pieces = cut_groups(sequences, plan.cost, micro_batch.size, budget)
+    else:
+        pieces = single_sequences(sequences, plan.cost)
+    bins = open_bins(pieces.tokens, budget)[pieces.piece_of]
     return [micro_batch[bins == b] for b in range(int(bins.max()) + 1)]

@@ -1,311 +1,186 @@
-"""From cargo to layout: greedy first layouts for each regime, the most promising one refined."""
+"""From sequences to an assignment: greedy placements, the most promising ones refined by swaps."""
 
 from __future__ import annotations
 
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
 from trainer.batching import packing
-from trainer.batching.bounds import Proof
+from trainer.batching.assignment import Assignment
+from trainer.batching.bounds import LowerBounds
 from trainer.batching.cost import CostModel, Floats, Ints
-from trainer.batching.fast import loops
-from trainer.batching.layout import Layout
-from trainer.batching.refine import Refiner
-from trainer.batching.units import Cargo, Units, pieces, singles, stowages
+from trainer.batching.greedy import Placement, greedy_placement
+from trainer.batching.loops import accelerated
+from trainer.batching.loops.refine import improve
+from trainer.batching.pieces import Pieces, cut_groups, group_splits, single_sequences
+from trainer.batching.sequences import StepSequences
 
-ROW_WORTH = 2e-3
-"""One micro-batch more must shorten the critical path by this share: fixed costs outweigh less."""
-TIGHT = 0.93
-"""Only micro-batches as full as this on average can be so cramped by their caps that one more of
-them helps.
-"""
 GOAL = 5e-5
 """Refinement stops this close to what no plan can beat."""
-WORK_PER_UNIT, LEAST_WORK, MOST_WORK = 10, 2560, 32_768
-"""Units that refinement may look at: what 5 ms hold for 256 units, 100 ms for 8,192."""
-ROUNDS = 3
-"""Times that rows are refined, with new neighbours each time, which give new exchanges."""
-PASSES = 4
-"""Passes of levelling in each round."""
-FINALISTS, FINALIST_WORK = 3, 0.5
-"""Ways of cutting groups that are refined, each with this share of the work; the others are judged
-by their greedy layout.
-"""
+WORK_PER_PIECE = 10
+"""Pieces that refinement may look at, in multiples of all pieces."""
+LEAST_WORK = 2560
+"""Pieces that refinement may always look at: what 5 ms hold for 256 pieces."""
+MOST_WORK = 32_768
+"""Pieces that refinement may never exceed: what 100 ms hold for 8,192 pieces."""
+FINALISTS = 3
+"""Ways of splitting groups that are refined; the others are judged by their greedy placement."""
+FINALIST_WORK = 0.5
+"""Share of the work that each of them may take."""
 BEHIND = {"micro": 0.05, "step": 0.2}
-"""Share by which a way's greedy layout may be behind the best refined one to be refined, too."""
+"""Share by which a way's greedy placement may be behind the best refined one to be refined, too."""
 
 
 def search(
-    cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof, *, keep_groups: bool
-) -> Layout:
-    """A layout of ``cargo`` under ``budgets`` for the regime ``sync``. ``proof`` says when to
-    stop.
-    """
-    if not cargo.lengths.size:
-        return Layout(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
-    if cargo.shared and not keep_groups:
-        return search_ways(cargo, cost, budgets, sync, proof)
+    sequences: StepSequences,
+    cost: CostModel,
+    budgets: Ints,
+    sync: str,
+    bounds: LowerBounds,
+    *,
+    keep_groups: bool,
+) -> Assignment:
+    """An assignment of ``sequences`` under ``budgets`` [ranks]. ``bounds`` say when to stop."""
+    if not sequences.lengths.size:
+        return Assignment(np.zeros(0, np.int64), np.ones(budgets.size, np.int64))
+    if sequences.shared and not keep_groups:
+        return _search_splits(sequences, cost, budgets, sync, bounds)
     if keep_groups:
-        units = pieces(cargo, cost, cargo.lengths.size, int(budgets.min()))
+        pieces = cut_groups(sequences, cost, sequences.lengths.size, int(budgets.min()))
     else:
-        units = singles(cargo, cost)
-    greedy = start(units, budgets, sync, cost.overhead, proof)
-    return place(units, refine(units, greedy, budgets, sync, proof), budgets, sync)
+        pieces = single_sequences(sequences, cost)
+    greedy = greedy_placement(pieces, budgets, sync, cost.overhead, bounds)
+    return assign(pieces, refined(pieces, greedy, budgets, sync, bounds), budgets, sync)
 
 
-def search_ways(cargo: Cargo, cost: CostModel, budgets: Ints, sync: str, proof: Proof) -> Layout:
-    """The best layout over ways of cutting groups with shared prompts; the most promising ways are
-    refined.
+class Split(NamedTuple):
+    """A way of splitting groups into pieces, and its greedy placement."""
 
-    A way whose pieces cost more than the best path found, even if perfectly level, is left out.
+    path: float
+    """Critical path of the placement."""
+    number: int
+    """Coarse splits have low numbers; of equal paths the coarse one comes first."""
+    pieces: Pieces
+    greedy: Placement
+
+
+def _search_splits(
+    sequences: StepSequences, cost: CostModel, budgets: Ints, sync: str, bounds: LowerBounds
+) -> Assignment:
+    """The best assignment over the ways of splitting groups with shared prompts; the most promising
+    ways are refined.
     """
-    found: list[tuple[float, int, Units, Start]] = []
-    ways: dict[int, Units] = {}
-    for units in stowages(cargo, cost, int(budgets.min())):
-        ways.setdefault(len(units), units)
-    for number, units in enumerate(ways.values()):
-        if not found or least_path(units, budgets, proof) < min(found)[0]:
-            greedy = start(units, budgets, sync, cost.overhead, proof)
-            path = critical_path(place(units, greedy, budgets, sync), cargo, cost, sync)
-            found.append((path, number, units, greedy))
-    best: tuple[float, Layout] | None = None
-    for behind, _, units, greedy in sorted(found)[:FINALISTS]:
-        limit = (1.0 + BEHIND[sync]) * best[0] if best else np.inf
-        if best is None or (behind < limit and least_path(units, budgets, proof) < best[0]):
-            layout = place(
-                units,
-                refine(units, greedy, budgets, sync, proof, share=FINALIST_WORK),
-                budgets,
-                sync,
-            )
-            path = critical_path(layout, cargo, cost, sync)
-            if best is None or path < best[0]:
-                best = (path, layout)
+    best: Assignment | None = None
+    best_path = np.inf
+    for split in _promising_splits(sequences, cost, budgets, sync, bounds)[:FINALISTS]:
+        if best is not None:
+            behind = split.path >= (1.0 + BEHIND[sync]) * best_path
+            if behind or shortest_path(split.pieces, budgets, bounds) >= best_path:
+                continue
+        placement = refined(split.pieces, split.greedy, budgets, sync, bounds, share=FINALIST_WORK)
+        assignment = assign(split.pieces, placement, budgets, sync)
+        path = critical_path(assignment, sequences, cost, sync)
+        if best is None or path < best_path:
+            best, best_path = assignment, path
     assert best is not None
-    return best[1]
+    return best
 
 
-class Start(NamedTuple):
-    """Bins of units. ``rows`` micro-batches of each rank (bin = row * ranks + rank), or 0 where
-    bins are ranks.
+def _promising_splits(
+    sequences: StepSequences, cost: CostModel, budgets: Ints, sync: str, bounds: LowerBounds
+) -> list[Split]:
+    """Splits by the path of their greedy placement, shortest first.
+
+    A split whose pieces cost more than the best path found, even if perfectly balanced, is left
+    out.
     """
+    by_count: dict[int, Pieces] = {}
+    for pieces in group_splits(sequences, cost, int(budgets.min())):
+        by_count.setdefault(len(pieces), pieces)
+    splits: list[Split] = []
+    best_path = np.inf
+    for number, pieces in enumerate(by_count.values()):
+        if shortest_path(pieces, budgets, bounds) < best_path:
+            greedy = greedy_placement(pieces, budgets, sync, cost.overhead, bounds)
+            assignment = assign(pieces, greedy, budgets, sync)
+            path = critical_path(assignment, sequences, cost, sync)
+            splits.append(Split(path, number, pieces, greedy))
+            best_path = min(best_path, path)
+    return sorted(splits)
 
-    bins: Ints
-    rows: int
 
+def refined(
+    pieces: Pieces,
+    greedy: Placement,
+    budgets: Ints,
+    sync: str,
+    bounds: LowerBounds,
+    *,
+    share: float = 1.0,
+) -> Placement:
+    """The placement after swaps, within ``share`` of the work that a plan may take.
 
-def start(units: Units, budgets: Ints, sync: str, overhead: float, proof: Proof) -> Start:
-    """A greedy layout: of ranks where they meet once a step, else of rows, as many as give the
-    shortest path.
+    ``budgets``: int64 [ranks].
     """
-    if sync == "step":
-        rank = packing.lightest_fit(units.cost, units.tokens, budgets, fills=False)
-        if rank is None:
-            raise AssertionError("a unit is larger than every budget")
-        return Start(rank, 0)
-    best: tuple[float, Start] | None = None
-    for bins, rows in candidates(units, budgets, proof.micro_batches):
-        path = packing.path(bins, units.cost, rows, int(budgets.size))
-        more = rows - best[1].rows if best else 0
-        if best is None or path * (1.0 + ROW_WORTH * more) + overhead * more < best[0]:
-            best = (path, Start(bins, rows))
-    assert best is not None
-    return best[1]
+    fills = sync == "micro"
+    rows = greedy.rows if fills else 1
+    goal = GOAL if fills else GOAL / 10
+    enough = (1.0 + goal) * shortest_path(pieces, budgets, bounds)
+    if packing.path(greedy.bins, pieces.cost, rows, int(budgets.size)) <= enough:
+        return greedy
+    work = min(max(LEAST_WORK, WORK_PER_PIECE * len(pieces)), MOST_WORK)
+    bins: Ints = accelerated(improve, len(pieces))(
+        greedy.bins,
+        pieces.by_cost.order,
+        pieces.cost,
+        pieces.tokens,
+        pieces.buckets if fills else np.zeros(len(pieces), np.int64),
+        budgets,
+        rows,
+        enough,
+        int(share * work),
+        fills,
+        fills and pieces.by_cost.rising,
+    )
+    return Placement(bins, greedy.rows)
 
 
-def refine(
-    units: Units, greedy: Start, budgets: Ints, sync: str, proof: Proof, *, share: float = 1.0
-) -> Start:
-    """The layout after exchanges, within ``share`` of the work that a plan may take."""
-    least = least_path(units, budgets, proof)
-    if sync == "step":
-        alike, enough = np.zeros(len(units), np.int64), (1.0 + GOAL / 10) * least
-        bins = improve(
-            greedy.bins,
-            units.cost,
-            units.tokens,
-            alike,
-            budgets,
-            1,
-            enough,
-            fills=False,
-            share=share,
-            by_cost=units.by_cost,
-        )
-    else:
-        enough = (1.0 + GOAL) * least
-        bins = improve(
-            greedy.bins,
-            units.cost,
-            units.tokens,
-            units.buckets,
-            budgets,
-            greedy.rows,
-            enough,
-            share=share,
-            by_cost=units.by_cost,
-        )
-    return Start(bins, greedy.rows)
+def assign(pieces: Pieces, placement: Placement, budgets: Ints, sync: str) -> Assignment:
+    """The assignment of the sequences; ``budgets`` int64 [ranks].
 
-
-def place(units: Units, found: Start, budgets: Ints, sync: str) -> Layout:
-    """The layout of sequences. Under ``sync="step"`` ranks get as few micro-batches as best-fit
-    needs.
+    Under ``sync="step"`` ranks get as few micro-batches as best-fit needs.
     """
     ranks = int(budgets.size)
     if sync == "step":
-        of_unit, counts = packing.open_bins_of_ranks(
-            units.tokens, found.bins, units.buckets, budgets
+        of_piece, counts = packing.open_bins_of_ranks(
+            pieces.tokens, placement.bins, pieces.buckets, budgets
         )
     else:
-        of_unit = (found.bins % ranks) * found.rows + found.bins // ranks
-        counts = np.full(ranks, found.rows)
-    return Layout(of_unit[units.unit_of], counts)
+        of_piece = (placement.bins % ranks) * placement.rows + placement.bins // ranks
+        counts = np.full(ranks, placement.rows)
+    return Assignment(of_piece[pieces.piece_of], counts)
 
 
-def critical_path(layout: Layout, cargo: Cargo, cost: CostModel, sync: str) -> float:
+def critical_path(
+    assignment: Assignment, sequences: StepSequences, cost: CostModel, sync: str
+) -> float:
     """Cost of the step: the sum over k of the slowest rank (micro), or the slowest rank's sum
     (step).
     """
-    weight = layout.costs(cargo, cost) + cost.overhead
+    return path_of_costs(assignment.costs(sequences, cost) + cost.overhead, assignment.counts, sync)
+
+
+def path_of_costs(costs: Floats, counts: Ints, sync: str) -> float:
+    """:func:`critical_path` of micro-batches of these costs [micro-batches], ``counts`` [ranks]."""
     if sync == "micro":
-        return float(weight.reshape(layout.counts.size, -1).max(0).sum())
-    return float(np.bincount(np.repeat(np.arange(layout.counts.size), layout.counts), weight).max())
+        return float(costs.reshape(counts.size, -1).max(0).sum())
+    return float(np.bincount(np.repeat(np.arange(counts.size), counts), costs).max())
 
 
-def improve(
-    bins: Ints,
-    cost: Floats,
-    tokens: Ints,
-    buckets: Ints,
-    budgets: Ints,
-    rows: int,
-    enough: float,
-    *,
-    fills: bool = True,
-    moves: bool = True,
-    share: float = 1.0,
-    by_cost: packing.ByCost | None = None,
-) -> Ints:
-    """Better bins, by exchanges, until the critical path is at most ``enough``, nothing helps or
-    the work is done.
+def shortest_path(pieces: Pieces, budgets: Ints, bounds: LowerBounds) -> float:
+    """A path that no placement of ``pieces`` can beat; ``budgets`` int64 [ranks].
+
+    The bounds count a prompt once, even where its group is split.
     """
-    if packing.path(bins, cost, rows, int(budgets.size)) <= enough:
-        return bins
-    work = int(share * min(max(LEAST_WORK, WORK_PER_UNIT * int(cost.size)), MOST_WORK))
-    compiled = loops("refine", int(cost.size))
-    if compiled is not None:
-        sorted_ = by_cost or packing.ByCost.of(cost, tokens)
-        mixed = int(buckets.min()) != int(buckets.max())
-        rules = np.array([2 if moves else 1, fills, fills and sorted_.rising, mixed], np.int64)
-        better: Ints = compiled.improve(
-            bins,
-            sorted_.order,
-            cost,
-            tokens,
-            buckets,
-            budgets,
-            rows,
-            enough,
-            np.array([work]),
-            rules,
-        )
-        return better
-    refiner = Refiner(
-        bins, cost, tokens, buckets, budgets, rows, enough, work=work, fills=fills, moves=moves
-    )
-    path = np.inf
-    for _ in range(ROUNDS):
-        before = path
-        refiner.level(PASSES)
-        refiner.run()
-        if rows == 1:
-            break
-        refiner.alike()
-        path = refiner.path()
-        if path <= enough or path > before - refiner.tiny or refiner.work <= 0:
-            break
-    return refiner.bins()
-
-
-def least_path(units: Units, budgets: Ints, proof: Proof) -> float:
-    """What no layout of ``units`` can beat: the proof counts a prompt once, even where its group is
-    cut.
-    """
-    return max(proof.path, units.weight / budgets.size)
-
-
-def candidates(units: Units, budgets: Ints, fewest: int) -> list[tuple[Ints, int]]:
-    """Greedy layouts (bins, rows) with rising numbers of rows, from ``fewest`` on."""
-    ranks = int(budgets.size)
-    if units.mixed:
-        return [bucketed(units, budgets)]
-    found: list[tuple[Ints, int]] = []
-    held, room, least = units.held, int(budgets.sum()), int(budgets.min())
-    enough = (1.0 + 2.0 * ROW_WORTH) * units.weight / ranks
-    if least * ranks == room and packing.tight(units.tokens, budgets, fewest):
-        # What best-fit needs in the end; below it attempt after attempt would fail.
-        fewest = max(
-            fewest, -(-(int(packing.open_bins(units.tokens, int(budgets[0])).max()) + 1) // ranks)
-        )
-    for rows in count(fewest):
-        bins = packing.fill_rows(units.by_cost, budgets, rows)
-        if bins is not None:
-            found.append((bins, rows))
-            loose = held < TIGHT * rows * room
-            if len(found) == 2 or loose or packing.path(bins, units.cost, rows, ranks) <= enough:
-                break
-    even = -(-held // (ranks * least))
-    if even > found[-1][1]:
-        for rows in {even, even + 1, (found[-1][1] + even) // 2}:
-            bins = packing.fill_rows(units.by_cost, budgets, rows)
-            if bins is not None:
-                found.append((bins, rows))
-    return found
-
-
-def bucketed(units: Units, budgets: Ints) -> tuple[Ints, int]:
-    """Rows whose bins hold one bucket each; buckets are laid out one by one and their bins dealt
-    out together.
-    """
-    ranks = int(budgets.size)
-    names = np.unique(units.buckets)
-    parts = [np.flatnonzero(units.buckets == name) for name in names]
-    if int(budgets.min()) != int(budgets.max()):
-        return _stacked(units, parts, budgets)
-    cap = int(budgets[0])
-    needs = [int(packing.open_bins(units.tokens[p], cap).max()) + 1 for p in parts]
-    rows = -(-sum(needs) // ranks)
-    weight = [float(units.cost[p].sum()) for p in parts]
-    for _ in range(rows * ranks - sum(needs)):
-        heaviest = max(
-            range(len(parts)),
-            key=lambda b: weight[b] / needs[b] if needs[b] < parts[b].size else -1.0,
-        )
-        needs[heaviest] += 1
-    bins = np.empty(len(units), np.int64)
-    first = 0
-    for part, need in zip(parts, needs, strict=True):
-        caps = np.full(need, cap)
-        inside = packing.lightest_fit(units.cost[part], units.tokens[part], caps)
-        if inside is None:
-            inside = packing.open_bins(units.tokens[part], cap)
-        bins[part] = first + inside
-        first += need
-    loads = np.bincount(bins, units.cost, minlength=rows * ranks).astype(np.float64)
-    return packing.deal(loads, budgets)[bins], rows
-
-
-def _stacked(units: Units, parts: list[Ints], budgets: Ints) -> tuple[Ints, int]:
-    """Rows of one bucket each, bucket after bucket."""
-    bins = np.empty(len(units), np.int64)
-    total = 0
-    for part in parts:
-        one = Units(units.tokens[part], units.cost[part], np.zeros(part.size, np.int64), part, part)
-        fewest = -(-int(one.tokens.sum()) // int(budgets.sum()))
-        inside, rows = candidates(one, budgets, fewest)[0]
-        bins[part] = total * budgets.size + inside
-        total += rows
-    return bins, total
+    return max(bounds.path, pieces.total_cost / budgets.size)

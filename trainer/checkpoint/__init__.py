@@ -1,32 +1,10 @@
-"""Checkpoints that cannot be lost: snapshot, writer process, commit, restore, retention.
+"""Checkpoints that survive a crash at any instant: saved in the background, verified at restore.
 
-The names below load torch on first use; ``policy``, ``manifest``, ``commit`` and ``writer`` need
-none.
+Read in this order:
+``checkpointer`` save and restore, seen from the training loop; ``snapshot/`` what a rank saves,
+laid out in host memory; ``writer/`` the process that writes it to disk; ``committer`` the thread
+that brings a save to its commit; ``store/`` the commit protocol (``store/commit.py``) and the
+checkpoints on disk; ``resume`` which checkpoint a run resumes from, and ``diagnose`` what a folder
+is instead of one; ``reader`` and ``restore`` from a checkpoint into an engine; ``schedule`` when to
+save; ``settings`` and ``metrics``.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainer.checkpoint.checkpointer import Checkpointer
-    from trainer.checkpoint.restore import Restored
-    from trainer.checkpoint.settings import CheckpointSettings
-
-__all__ = ["CheckpointSettings", "Checkpointer", "Restored"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Checkpointer":
-        from trainer.checkpoint.checkpointer import Checkpointer
-
-        return Checkpointer
-    if name == "Restored":
-        from trainer.checkpoint.restore import Restored
-
-        return Restored
-    if name == "CheckpointSettings":
-        from trainer.checkpoint.settings import CheckpointSettings
-
-        return CheckpointSettings
-    raise AttributeError(name)

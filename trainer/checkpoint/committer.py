@@ -1,5 +1,7 @@
-"""The thread that brings a save from host memory to a committed checkpoint: write, meet the others,
-publish, retain.
+"""The thread that brings a save from host memory to a committed checkpoint.
+
+It writes this rank's files, exchanges the outcome with the other ranks, publishes the checkpoint on
+rank 0, and removes old ones.
 """
 
 from __future__ import annotations
@@ -9,248 +11,256 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.checkpoint.metrics import Numbers
+from trainer.checkpoint.metrics import CheckpointMetrics
 from trainer.checkpoint.settings import CheckpointSettings
-from trainer.checkpoint.snapshot.planner import Plan
+from trainer.checkpoint.snapshot.plan import SnapshotPlan
 from trainer.checkpoint.store import commit
 from trainer.checkpoint.store import manifest as manifests
-from trainer.checkpoint.store import retention as policy
-from trainer.checkpoint.store.commit import temp_dir
-from trainer.checkpoint.store.commit_store import Meeting, OutOfTime
-from trainer.checkpoint.store.disk import Disk
-from trainer.checkpoint.store.lease import Lease
-from trainer.checkpoint.store.manifest import Damaged, Manifest
-from trainer.checkpoint.store.mirror import Mirror
-from trainer.checkpoint.writer.client import WriteFailed, WriterClient
-from trainer.checkpoint.writer.pace import Pace
-from trainer.checkpoint.writer.progress import Filled
+from trainer.checkpoint.store.checkpoint_folder import CheckpointFolder
+from trainer.checkpoint.store.commit_store import CommitStore, CommitTimeout
+from trainer.checkpoint.store.layout import step_dir, steps_on_disk, temp_dir
+from trainer.checkpoint.store.manifest import DamagedError, Manifest
+from trainer.checkpoint.store.retention import steps_to_keep
+from trainer.checkpoint.writer.client import WriteError, WriterClient
+from trainer.checkpoint.writer.progress import FillProgress
+from trainer.checkpoint.writer.throttle import WriteThrottle
+
+WRITTEN = "written"
+OUTCOME = "outcome"
 
 
 @dataclass
 class Save:
     """One checkpoint on its way from the engine to the disk."""
 
-    plan: Plan
-    slot: int
+    plan: SnapshotPlan
+    buffer: int
+    """Number of its host buffer."""
     manifest: Manifest
-    """Without files, until they are written."""
-    filled: Filled = field(default_factory=Filled)
+    """Without files until they are written."""
+    progress: FillProgress = field(default_factory=FillProgress)
     copied: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     committed: bool = False
 
     @property
     def step(self) -> int:
-        """The step it is of."""
+        """The step after which the state was saved."""
         return self.manifest.step
 
 
 class Committer:
-    """Takes saves in turn. No error leaves it: each is told to ``numbers``, and the next save is
-    tried.
+    """Commits saves in turn.
+
+    No error leaves it: a failure is recorded in the metrics, and the next save is tried.
     """
 
     def __init__(
         self,
-        root: Path,
+        folder: CheckpointFolder,
         settings: CheckpointSettings,
-        disk: Disk,
         *,
         writer: WriterClient,
-        meeting: Meeting,
-        numbers: Numbers,
-        fence: str,
-        slots: int,
-        lease: Lease | None,
-        mirror: Mirror | None,
+        store: CommitStore,
+        metrics: CheckpointMetrics,
+        num_buffers: int,
     ) -> None:
-        self.root, self._settings, self._disk, self._fence = root, settings, disk, fence
-        self._writer, self._meeting, self._numbers = writer, meeting, numbers
-        self._lease, self._mirror = lease, mirror
-        self._slots, self._free = slots, set(range(slots))
-        self.pace = Pace(
-            settings.write_share, longest_s=settings.timeout_s / 4
-        )  # far from what counts as a dead disk
-        """Of the writer: ``hurry`` when somebody waits for a save."""
+        self._folder = folder
+        self._settings = settings
+        self._writer = writer
+        self._store = store
+        self._metrics = metrics
+        self._num_buffers = num_buffers
+        self._free_buffers = set(range(num_buffers))
+        # A throttled save must stay far below what counts as a dead disk.
+        self.throttle = WriteThrottle(settings.write_share, max_s=settings.timeout_s / 4)
+        """Suspended while something waits for a save."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[Save | None] = queue.Queue()
         self._closing = threading.Event()
-        self._metrics_of: dict[int, float | None] = {}
+        self._metric_by_step: dict[int, float | None] = {}
         self._thread = threading.Thread(target=self._run, name="checkpoint-commit", daemon=True)
         self._thread.start()
 
     @property
     def in_flight(self) -> int:
-        """Saves begun and not yet ended."""
+        """Number of saves begun and not yet ended."""
         with self._lock:
-            return self._slots - len(self._free)
+            return self._num_buffers - len(self._free_buffers)
 
     @property
-    def has_room(self) -> bool:
+    def has_free_buffer(self) -> bool:
         """Whether a host buffer is free."""
-        return self.in_flight < self._slots
+        return self.in_flight < self._num_buffers
 
-    def take_slot(self) -> int:
-        """A free host buffer, the first one where it is free, given back when its save has
-        ended.
-        """
+    def take_buffer(self) -> int:
+        """Take a free host buffer, the first if it is free; it is returned when the save ends."""
         with self._lock:
-            slot = min(self._free)
-            self._free.remove(slot)
-            return slot
+            number = min(self._free_buffers)
+            self._free_buffers.remove(number)
+            return number
 
-    def put(self, save: Save) -> None:
-        """Commit ``save`` once it is copied."""
+    def submit(self, save: Save) -> None:
+        """Write ``save`` while it is being copied, and commit it."""
         self._queue.put(save)
 
     def wait_until_idle(self, timeout_s: float) -> bool:
-        """False: out of time."""
-        until = time.monotonic() + timeout_s
-        self.pace.hurry()
+        """Wait until no save is in flight, written at full speed. False: out of time."""
+        deadline = time.monotonic() + timeout_s
+        self.throttle.suspend()
         while self.in_flight:
-            if time.monotonic() > until or not self._thread.is_alive():
+            if time.monotonic() > deadline or not self._thread.is_alive():
                 return False
             time.sleep(0.005)
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Let what was begun end, at most ``timeout_s``, then give it up. False: a disk still holds
-        the thread.
+        """Let the saves in flight end, at most ``timeout_s``, then give them up.
+
+        False: the thread is still blocked by a disk.
         """
         self._queue.put(None)
-        self.pace.hurry()
+        self.throttle.suspend()
         self._thread.join(timeout_s)
         self._closing.set()
         self._thread.join(10.0)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (save := self._queue.get()) is not None:
+        while True:
+            save = self._queue.get()
+            if save is None:
+                return
             try:
                 save.committed = self._commit(save)
             except Exception as error:
-                self._numbers.fail(
+                self._metrics.record_failure(
                     f"checkpoint of step {save.step} failed: {type(error).__name__}: {error}"
                 )
             finally:
                 with self._lock:
-                    self._free.add(save.slot)
-            # The buffer is free and the other ranks know: a slow upload to the mirror holds up
-            # neither.
-            if save.committed and self._meeting.rank == 0:
+                    self._free_buffers.add(save.buffer)
+            # The buffer is free and the other ranks have the outcome: a slow upload to the mirror
+            # delays neither.
+            if save.committed and self._store.rank == 0:
                 self._after_commit(save.manifest)
             save.done.set()
             if self._queue.empty():
-                self.pace.ease()
+                self.throttle.resume()
 
     def _commit(self, save: Save) -> bool:
-        """Write this rank's files, meet the others, and on rank 0 publish. False: failed and
-        told.
-        """
-        save.filled.beyond(0)
+        """Write this rank's files, exchange outcomes, publish on rank 0. False: the save failed."""
+        save.progress.wait_for_more(0)
         began = time.perf_counter()
         try:
             message: dict[str, Any] = {"records": self._write(save)}
-        except WriteFailed as error:
-            message = {"error": f"rank {self._meeting.rank}: {error}"}
-        outcome = (
-            self._lead(save, message) if self._meeting.rank == 0 else self._follow(save, message)
-        )
+        except WriteError as error:
+            message = {"error": f"rank {self._store.rank}: {error}"}
+        if self._store.rank == 0:
+            outcome = self._collect_and_publish(save, message)
+        else:
+            outcome = self._report_and_wait(save, message)
         if "error" in outcome:
-            self._numbers.fail(
+            self._metrics.record_failure(
                 f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is "
                 "intact"
             )
             return False
-        seconds = time.perf_counter() - began - self.pace.extra_s
-        self._numbers.committed(save.step, nbytes=save.plan.size, seconds=seconds)
+        seconds = time.perf_counter() - began - self.throttle.delay_s
+        self._metrics.record_commit(save.step, nbytes=save.plan.size, seconds=seconds)
         return True
 
     def _write(self, save: Save) -> dict[str, list[object]]:
-        if save.filled.failed:
-            raise WriteFailed("nothing was copied")
+        if save.progress.failed:
+            raise WriteError("nothing was copied")
         return self._writer.write(
-            temp_dir(self.root, save.step, self._fence),
+            temp_dir(self._folder.root, save.step, self._folder.fence),
             save.plan.files,
-            buffer=save.slot,
+            buffer=save.buffer,
             size=save.plan.size,
             timeout_s=self._settings.timeout_s,
-            filled=save.filled,
-            pace=self.pace,
+            progress=save.progress,
+            throttle=self.throttle,
             cancelled=self._closing.is_set,
         )
 
-    def _lead(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:
-        outcome = self._publish(save, own)
-        self._meeting.tell(f"outcome/{save.step}", outcome)
-        self._meeting.part(f"{save.step}", ("written", "outcome"))
+    def _collect_and_publish(self, save: Save, message: dict[str, Any]) -> dict[str, Any]:
+        """On rank 0: returns the outcome of the save, which all ranks get."""
+        outcome = self._publish(save, message)
+        self._store.put(f"{OUTCOME}/{save.step}", outcome)
+        self._store.finish(f"{save.step}", (WRITTEN, OUTCOME))
         return outcome
 
-    def _follow(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:
+    def _report_and_wait(self, save: Save, message: dict[str, Any]) -> dict[str, Any]:
+        """On the other ranks: returns the outcome of the save."""
         try:
-            self._meeting.tell(f"written/{save.step}", own)
-            outcome: dict[str, Any] = self._meeting.hear(
-                f"outcome/{save.step}", 0, self._closing.is_set
+            self._store.put(f"{WRITTEN}/{save.step}", message)
+            outcome: dict[str, Any] = self._store.get(
+                f"{OUTCOME}/{save.step}", 0, self._closing.is_set
             )
-            self._meeting.tell(f"heard/{save.step}", True)
-        except OutOfTime as error:
+            self._store.acknowledge(f"{save.step}")
+        except CommitTimeout as error:
             return {"error": str(error)}
         return outcome
 
-    def _publish(self, save: Save, own: dict[str, Any]) -> dict[str, Any]:
+    def _publish(self, save: Save, message: dict[str, Any]) -> dict[str, Any]:
+        """Commit the checkpoint when all ranks have written their files."""
+        folder = self._folder
         try:
-            messages = [own] + [
-                self._meeting.hear(f"written/{save.step}", rank, self._closing.is_set)
-                for rank in range(1, self._meeting.size)
-            ]
-            errors = [m["error"] for m in messages if "error" in m]
+            messages = [message]
+            for rank in range(1, self._store.world_size):
+                topic = f"{WRITTEN}/{save.step}"
+                messages.append(self._store.get(topic, rank, self._closing.is_set))
+            errors = [message["error"] for message in messages if "error" in message]
             if errors:
-                raise WriteFailed("; ".join(errors))
-            if self._lease is not None and not self._lease.still_mine():
-                raise WriteFailed("a later job has taken this run folder")
-            files = {
-                name: record for message in messages for name, record in message["records"].items()
-            }
+                raise WriteError("; ".join(errors))
+            if folder.is_taken_over:
+                raise WriteError("a later job has taken this run folder")
+            files: dict[str, list[Any]] = {}
+            for message in messages:
+                files |= message["records"]
             save.manifest = replace(save.manifest, created=time.time(), files=files)
-            commit.publish(self._disk, self.root, save.manifest, self._fence)
-        except (OSError, WriteFailed, OutOfTime) as error:
+            commit.publish(folder.disk, folder.root, save.manifest, folder.fence)
+        except (OSError, WriteError, CommitTimeout) as error:
             with contextlib.suppress(OSError):
-                self._disk.rmtree(temp_dir(self.root, save.step, self._fence))
+                folder.disk.rmtree(temp_dir(folder.root, save.step, folder.fence))
             return {"error": str(error)}
         return {"step": save.step}
 
     def _after_commit(self, manifest: Manifest) -> None:
-        """The checkpoint is committed; what fails here is told, and mended by the next save."""
+        """Update ``latest``, old checkpoints and the mirror; the next save repairs what fails."""
+        folder = self._folder
         try:
-            commit.point_latest(self._disk, self.root, manifest.step, self._fence)
-            kept = self._retain()
-            if self._mirror is not None:
-                self._mirror.upload(commit.step_dir(self.root, manifest.step), manifest)
-                self._mirror.keep_only(kept)
-        except Exception as error:  # also what a mirror's client raises
-            self._numbers.fail(
+            commit.point_latest(folder.disk, folder.root, manifest.step, folder.fence)
+            kept_steps = self._remove_old()
+            if folder.mirror is not None:
+                folder.mirror.upload(step_dir(folder.root, manifest.step), manifest)
+                folder.mirror.keep_only(kept_steps)
+        except Exception as error:  # includes those of a mirror's client
+            self._metrics.record_failure(
                 f"after the commit of step {manifest.step}: {type(error).__name__}: {error}"
             )
 
-    def _retain(self) -> set[int]:
-        steps = commit.steps_on_disk(self.root)
+    def _remove_old(self) -> set[int]:
+        """Remove checkpoints by the retention settings. Returns the steps that stay."""
+        root = self._folder.root
+        steps = steps_on_disk(root)
         for step in steps:
-            if step not in self._metrics_of:
-                with contextlib.suppress(Damaged, UserError):
-                    read = manifests.read(commit.step_dir(self.root, step))
-                    same = read.metric_name == self._settings.best_metric
-                    self._metrics_of[step] = read.metric if same else None
-        keep = policy.kept(
+            if step not in self._metric_by_step:
+                with contextlib.suppress(DamagedError, UserError):
+                    manifest = manifests.read(step_dir(root, step))
+                    is_same_metric = manifest.metric_name == self._settings.best_metric
+                    self._metric_by_step[step] = manifest.metric if is_same_metric else None
+        keep = steps_to_keep(
             steps,
             keep_last=self._settings.keep_last,
             keep_every=self._settings.keep_every,
             keep_best=self._settings.keep_best,
-            metrics=self._metrics_of,
-            best=self._settings.best,
+            metrics=self._metric_by_step,
+            best_mode=self._settings.best_mode,
         )
-        commit.remove(self._disk, self.root, sorted(set(steps) - keep))
+        commit.remove(self._folder.disk, root, sorted(set(steps) - keep))
         return keep

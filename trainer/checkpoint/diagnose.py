@@ -1,41 +1,51 @@
-"""What a folder is that was given for a checkpoint and is none: said with what to type instead."""
+"""What a folder is that was given as a checkpoint and is none, and what to type instead."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from trainer.checkpoint.store import commit, manifest
+from trainer.checkpoint.store import layout, manifest
 
-WEIGHTS = "give its weights as a Hugging Face folder to actor_rollout_ref.model.path, without trainer.resume_from_path"
+USE_ITS_WEIGHTS = (
+    "give its weights as a Hugging Face folder to actor_rollout_ref.model.path, without "
+    "trainer.resume_from_path"
+)
 
 
-def what_is(folder: Path) -> str | None:
-    """One sentence without a full stop; None for what looks like a checkpoint of ours, or like
-    nothing known.
+def diagnose(folder: Path) -> str | None:
+    """What ``folder`` is instead of a checkpoint: a part of a sentence, without a full stop.
+
+    None for what looks like one of our checkpoints, and for what isn't recognized.
     """
     if not folder.exists():
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file; give the folder step_N"
-    for root in (folder / commit.FOLDER, folder):
-        if steps := commit.steps_on_disk(root):
-            return (
-                f"it holds checkpoints; give one of them, such as {commit.step_dir(root, steps[0])}"
-            )
+    for root in (folder / layout.FOLDER, folder):
+        steps = layout.steps_on_disk(root)
+        if steps:
+            newest = layout.step_dir(root, steps[0])
+            return f"it holds checkpoints; give one of them, such as {newest}"
     if (folder / manifest.NAME).exists():
         return None
-    names = {path.name for path in folder.iterdir()}
-    if "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names):
-        return "it is a model; set actor_rollout_ref.model.path to it, without trainer.resume_from_path"
-    if "latest_checkpointed_iteration.txt" in names or any(
-        re.fullmatch(r"global_step_\d+", name) for name in names
-    ):
-        return f"it is a checkpoint of verl; {WEIGHTS}"
+    return _other_program({path.name for path in folder.iterdir()})
+
+
+def _other_program(names: set[str]) -> str | None:
+    """Recognize the folder of another program by the ``names`` in it."""
+    has_weights = any(name.endswith((".safetensors", ".bin")) for name in names)
+    if "config.json" in names and has_weights:
+        return (
+            "it is a model; set actor_rollout_ref.model.path to it, without "
+            "trainer.resume_from_path"
+        )
+    has_verl_step = any(re.fullmatch(r"global_step_\d+", name) for name in names)
+    if "latest_checkpointed_iteration.txt" in names or has_verl_step:
+        return f"it is a checkpoint of verl; {USE_ITS_WEIGHTS}"
     if ".metadata" in names:
-        return f"it is a checkpoint of torch.distributed.checkpoint; {WEIGHTS}"
-    if any(re.fullmatch(r"global_step\d+", name) for name in names) or any(
-        n.endswith("_states.pt") for n in names
-    ):
-        return f"it is DeepSpeed's, without our {manifest.NAME}; {WEIGHTS}"
+        return f"it is a checkpoint of torch.distributed.checkpoint; {USE_ITS_WEIGHTS}"
+    has_deepspeed_step = any(re.fullmatch(r"global_step\d+", name) for name in names)
+    if has_deepspeed_step or any(name.endswith("_states.pt") for name in names):
+        return f"it is DeepSpeed's, without our {manifest.NAME}; {USE_ITS_WEIGHTS}"
     return None

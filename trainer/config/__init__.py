@@ -1,6 +1,10 @@
-"""Settings: the typed schema, the one validation pass, the batch algebra. Imports no torch.
+"""Settings of a run: verl's key tree, typed, validated in one pass. Imports no torch.
 
-Names are imported when first used: ``--help`` and ``--cfg job`` answer without the schema.
+Read ``entry`` (command line to Hydra), ``overrides`` (the command line is checked), ``loading``
+(settings become a ``Config``), ``frozen`` (the run folder's config.yaml). ``schema`` has the typed
+sections, ``keys`` the key names and defaults, ``checks`` the checks across keys; ``cli`` has the
+help text and ``reference`` writes docs/config.md. Names are imported when first used: ``--help``
+and ``--cfg job`` answer without the schema.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.config.loading import load
     from trainer.config.schema import Config
 
-_HOMES = {
+_MODULES = {
     "Config": "schema",
     "freeze": "frozen",
     "load": "loading",
@@ -26,6 +30,6 @@ __all__ = ["Config", "freeze", "load", "load_frozen", "run_dir_of"]
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The command line's own words: help, and errors as one message."""
+"""The text of ``--help``, and errors printed as one message."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import traceback
 
 from trainer.base.errors import EXIT_USER, UserError
+from trainer.config.keys.conf_tree import conf_dir, config_groups
 
 HELP = """\
-Plimsoll: reinforcement-learning post-training of language models. Every GPU is loaded up to its line of tokens,
-never over it.
+Plimsoll: reinforcement-learning post-training of language models. Micro-batches are filled up to a token budget per
+GPU, never over it.
 
   python -m trainer [KEY=VALUE ...]        one run on this machine
   python -m trainer -m KEY=A,B ...         a sweep on Slurm
@@ -33,7 +34,7 @@ Keys most used (docs/config.md has all; verl's names)
   data.train_files, data.val_files, data.task         what to learn from: files, or a built-in task
   data.train_batch_size                               prompts or samples of an iteration
   actor_rollout_ref.model.path                        folder, hub id, builtin:tiny or builtin:smollm2
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu   the load line: most tokens of a micro-batch of a rank
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu   token budget: most tokens of a micro-batch of a rank
   actor_rollout_ref.actor.ppo_mini_batch_size         prompts or samples of an optimizer step
   actor_rollout_ref.actor.optim.lr                    learning rate
   actor_rollout_ref.rollout.n                         responses of a prompt
@@ -51,26 +52,24 @@ Options
 
 Exit codes: 0 finished, 2 wrong input (one message says what to type), 85 saved and wants to go on, 77 unfit node.
 HYDRA_FULL_ERROR=1 shows tracebacks.
-"""
+"""  # noqa: E501
 
 
 def help_text() -> str:
-    """What ``--help`` says. Reads the names of the groups from ``conf``, imports neither Hydra nor
-    torch.
+    """The text of ``--help``. Reads the names of the groups from ``conf``; imports neither Hydra
+    nor torch.
     """
-    from trainer.config.keys.conf_tree import conf_dir, config_groups
-
+    groups = sorted(config_groups([conf_dir()]).items())
     rows = [
         f"  {group:<12}{', '.join(names)}"
-        for group, names in sorted(config_groups([conf_dir()]).items())
+        for group, names in groups
+        if not group.startswith("hydra/")
     ]
-    return HELP.format(
-        groups="\n".join(row for row in rows if not row.lstrip().startswith("hydra/"))
-    )
+    return HELP.format(groups="\n".join(rows))
 
 
-def complain(error: BaseException) -> int:
-    """Show ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the
+def print_error(error: BaseException) -> int:
+    """Print ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the
     exit code.
     """
     sys.stdout.flush()
@@ -81,10 +80,10 @@ def complain(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """The text of an error: a UserError's own, Hydra's with what lies beneath it."""
+    """The text of an error: a UserError's own, Hydra's with that of its cause."""
     if isinstance(error, UserError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.__cause__ is not None:
-        lines += [str(error.__cause__).splitlines()[0]]
+        lines.append(str(error.__cause__).splitlines()[0])
     return "; ".join(dict.fromkeys(lines))

@@ -12,52 +12,56 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.base.errors import UserError, as_user_error
-from trainer.config import overrides
-from trainer.config.cli import complain
+from trainer.config.cli import print_error
 from trainer.config.keys.conf_tree import conf_dir
+from trainer.config.overrides import check_overrides
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
-def compose_and(
-    task: Callable[[DictConfig], int], argv: Sequence[str], *, runs: bool = True
+def compose_and_call(
+    task: Callable[[DictConfig], int], argv: Sequence[str], *, starts_run: bool = True
 ) -> int:
-    """Compose the settings of ``argv`` and hand them to ``task``, which ``runs`` them or only looks
-    at them, or to the launcher of a sweep; the exit code.
+    """Compose the settings of ``argv`` and call ``task`` with them, or hand them to the launcher of
+    a sweep. Returns the exit code.
 
-    Wrong input, the user's or as Hydra sees it, becomes one message and exit code 2.
+    ``starts_run``: whether ``task`` starts a run on this machine, or only shows something. Wrong
+    input, the user's or as Hydra sees it, becomes one message and exit code 2.
     """
-    wish = os.environ.get(_FULL_ERROR)
+    full_error = os.environ.get(_FULL_ERROR)
     code = 0
 
-    def restore() -> None:
+    def restore_environment() -> None:
         os.environ.pop(_FULL_ERROR, None)
-        if wish is not None:
-            os.environ[_FULL_ERROR] = wish
+        if full_error is not None:
+            os.environ[_FULL_ERROR] = full_error
 
-    def job(settings: DictConfig) -> None:
+    def call_task(settings: DictConfig) -> None:
         nonlocal code
-        restore()
-        code = max(code, _guarded(lambda: task(settings)))
+        restore_environment()
+        code = max(code, _exit_code_of(lambda: task(settings)))
 
     def compose() -> int:
-        sys.argv = [sys.argv[0], *overrides.check(argv, runs=runs).argv]
+        sys.argv = [sys.argv[0], *check_overrides(argv, starts_run=starts_run).argv]
         os.environ[_FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
+        decorate = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
         try:
-            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
+            decorate(call_task)()
         finally:
-            restore()
+            restore_environment()
         return code
 
-    return _guarded(compose)
+    return _exit_code_of(compose)
 
 
-def _guarded(step: Callable[[], int]) -> int:
+def _exit_code_of(step: Callable[[], int]) -> int:
+    """What ``step`` returns; an error that the user can mend is printed instead of raised."""
     try:
         return step()
     except (HydraException, OmegaConfBaseException) as error:
-        return complain(error)
+        return print_error(error)
     except (UserError, OSError) as error:
-        if (users := as_user_error(error)) is None:
+        user_error = as_user_error(error)
+        if user_error is None:
             raise
-        return complain(users.with_traceback(error.__traceback__))
+        return print_error(user_error.with_traceback(error.__traceback__))

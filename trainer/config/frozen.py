@@ -5,20 +5,23 @@ attempt.
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from trainer.base import atomic
 from trainer.base.errors import UserError
-from trainer.config.checks.problems import raise_all
-from trainer.config.keys import tree as keys
-from trainer.config.keys.derived import with_followers
+from trainer.base.metrics_file import METRICS_FILE
+from trainer.config.checks.problems import raise_problems
+from trainer.config.keys import dotted
+from trainer.config.keys.derived import with_expressions
+from trainer.config.keys.fields import marked, may_change_keys
+from trainer.config.keys.tree import format_value, leaves
 from trainer.config.loading import load
 from trainer.config.schema import Config
+from trainer.config.schema.markers import LocalPath
 
 FILE = "config.yaml"
 HEADER = (
@@ -28,64 +31,6 @@ HEADER = (
     "trainer.default_local_dir=OTHER_FOLDER\n"
     "# A key written ${...} follows another one until it is set itself.\n"
 )
-MAY_CHANGE = (
-    "data.val_files",
-    "data.val_batch_size",
-    "data.val_max_samples",
-    "data.num_workers",
-    "data.prefetch_factor",
-    "data.persistent_workers",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.dynamic_bsz_bucketing",
-    "actor_rollout_ref.actor.bucket_boundaries",
-    "actor_rollout_ref.actor.bucket_by",
-    "actor_rollout_ref.actor.share_prompt",
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.max_num_batched_tokens",
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.rollout.streaming",
-    "actor_rollout_ref.rollout.timeout_s",
-    "actor_rollout_ref.rollout.max_restarts",
-    "actor_rollout_ref.rollout.nnodes",
-    "actor_rollout_ref.rollout.server",
-    "actor_rollout_ref.rollout.val_kwargs",
-    "critic.ppo_max_token_len_per_gpu",
-    "critic.forward_max_token_len_per_gpu",
-    "reward_model.forward_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.zero_stage",
-    "actor_rollout_ref.actor.param_offload",
-    "actor_rollout_ref.actor.grad_offload",
-    "actor_rollout_ref.actor.optimizer_offload",
-    "trainer.default_hdfs_dir",
-    "trainer.default_local_dir",
-    "trainer.device",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.process_on_nodes",
-    "trainer.logger",
-    "trainer.log_val_generations",
-    "trainer.total_epochs",
-    "trainer.total_training_steps",
-    "trainer.val_before_train",
-    "trainer.val_only",
-    "trainer.test_freq",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
-    "trainer.grace_period_s",
-    "trainer.join_timeout_s",
-    "trainer.export_hf",
-    "trainer.enable_monitor",
-    "trainer.monitor_interval",
-    "trainer.plot_interval",
-    "trainer.checkpoint",
-    "trainer.watermarks",
-)
-"""Keys and groups of keys that a started run may change when it continues: they don't alter what is
-learnt from a sample, or they say how long to go on.
-"""
 
 
 def run_dir_of(config: Config) -> Path:
@@ -96,9 +41,9 @@ def run_dir_of(config: Config) -> Path:
 def freeze(config: Config, run_dir: Path) -> Path:
     """Write ``<run_dir>/config.yaml`` (0600, in a 0700 folder, atomically) and return its path.
 
-    When the run has started before, other values are taken only for the keys of ``MAY_CHANGE``.
-    Raises UserError that names every other differing key with both values, or the folder that can't
-    be written.
+    When the run has started before, other values are taken only for keys that the schema marks as
+    ``MAY_CHANGE``. Raises UserError that names every other differing key with both values, or the
+    folder that can't be written.
     """
     values = _with_absolute_paths(config.model_dump())
     values["trainer"]["default_local_dir"] = str(run_dir)
@@ -106,11 +51,9 @@ def freeze(config: Config, run_dir: Path) -> Path:
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and has_started(run_dir):
-            raise_all(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
-        _write(
-            path,
-            HEADER + yaml.safe_dump(with_followers(values), sort_keys=False, allow_unicode=True),
-        )
+            raise_problems(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
+        text = yaml.safe_dump(with_expressions(values), sort_keys=False, allow_unicode=True)
+        atomic.write_text(path, HEADER + text)
     except OSError as error:
         raise UserError(
             f"the run folder {run_dir} can't be written ({error.strerror or error}); set "
@@ -120,15 +63,16 @@ def freeze(config: Config, run_dir: Path) -> Path:
 
 
 def load_frozen(run_dir: Path) -> Config:
-    """The checked settings of a run folder. Keys that are newer than the file get their
-    defaults.
+    """The checked settings of a run folder. Keys that are newer than the file get their defaults.
+
+    Raises UserError when the file can't be read or holds wrong settings.
     """
     path = run_dir / FILE
     try:
-        raw = OmegaConf.load(path)  # its reader knows 1e-6 as a number
+        raw = OmegaConf.load(path)  # reads 1e-6 as a number, which PyYAML does not
     except OSError as error:
-        why = error.strerror or "it holds no settings"
-        raise UserError(f"{path} can't be read ({why}); give the folder of a run") from error
+        reason = error.strerror or "it holds no settings"
+        raise UserError(f"{path} can't be read ({reason}); give the folder of a run") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no YAML: {error}") from error
     if not isinstance(raw, DictConfig):
@@ -138,37 +82,41 @@ def load_frozen(run_dir: Path) -> Config:
 
 def has_started(run_dir: Path) -> bool:
     """Whether anything was trained in ``run_dir``: then its settings bind."""
-    metrics = run_dir / "metrics.jsonl"
-    steps = (
-        folder for root in (run_dir, run_dir / "checkpoints") for folder in root.glob("step_*")
-    )
-    return (metrics.is_file() and metrics.stat().st_size > 0) or any(steps)
+    metrics = run_dir / METRICS_FILE
+    if metrics.is_file() and metrics.stat().st_size > 0:
+        return True
+    return any(True for folder in (run_dir, run_dir / "checkpoints") for _ in folder.glob("step_*"))
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], run_dir: Path) -> list[str]:
-    before, now = dict(keys.leaves(old)), dict(keys.leaves(new))
-    return [
-        f"{key}={keys.written(value)}, but the run in {run_dir} was started with "
-        f"{keys.written(before.get(key))}: "
-        f"type {key}={keys.written(before.get(key))} to continue it, or set another "
-        "trainer.experiment_name"
-        for key, value in now.items()
-        if before.get(key) != value
-        and not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
-    ]
+    """A message for each key that differs although a resumed run may not change it."""
+    before = dict(leaves(old))
+    problems = []
+    for key, value in leaves(new):
+        if before.get(key) == value or _may_change(key):
+            continue
+        old_value = format_value(before.get(key))
+        problems.append(
+            f"{key}={format_value(value)}, but the run in {run_dir} was started with "
+            f"{old_value}: type {key}={old_value} to continue it, or set another "
+            "trainer.experiment_name"
+        )
+    return problems
+
+
+def _may_change(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in may_change_keys())
 
 
 def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """Paths that exist here, made absolute, so that the run repeats from any folder."""
-    for group, name in (
-        (values["data"], "train_files"),
-        (values["data"], "val_files"),
-        (values["actor_rollout_ref"]["model"], "path"),
-        (values["custom_reward_function"], "path"),
-        (values["trainer"], "resume_from_path"),
-    ):
-        old = group[name]
-        group[name] = [_absolute(item) for item in old] if isinstance(old, list) else _absolute(old)
+    for key, _ in marked(LocalPath):
+        value = dotted.get(values, key)
+        if isinstance(value, list):
+            value = [_absolute(item) for item in value]
+        else:
+            value = _absolute(value)
+        dotted.put(values, key, value)
     return values
 
 
@@ -176,28 +124,6 @@ def _absolute(text: str | None) -> str | None:
     if text is None or "://" in text:
         return text
     folder = os.path.expanduser(text.split("*", 1)[0])
-    return (
-        os.path.abspath(os.path.expanduser(text))
-        if os.path.exists(os.path.dirname(folder) or folder)
-        else text
-    )
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace ``path`` in one step; it is whole and durable, or as before."""
-    handle, temp = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    except BaseException:
-        os.unlink(temp)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if not os.path.exists(os.path.dirname(folder) or folder):
+        return text
+    return os.path.abspath(os.path.expanduser(text))

@@ -1,13 +1,22 @@
-"""Data: readers, sample checks, a resumable loader and the ragged batch."""
+"""Data: from the ``data`` section to samples as tokens, in an order that a resumed run repeats.
+
+Read ``build`` first: from the settings to a data set and its loader. ``fields`` turns a file's row
+into a ``DataRow``, ``encode`` turns that into tokens and checks them (``truncate`` cuts),
+``dataset`` numbers the rows of several files and ``arithmetic`` makes up sums. ``loader`` yields
+batches in the order of ``order``; ``collate`` and ``batch`` make them ragged arrays; ``data_check``
+refuses samples that can't be trained on.
+
+Every failure is a UserError that names file, row, field and what to type.
+"""
 
 from __future__ import annotations
 
 from trainer.data.arithmetic import ArithmeticDataset, ArithmeticSettings
 from trainer.data.batch import Batch
-from trainer.data.build import make_dataset, make_loader
+from trainer.data.build import endless, make_dataset, make_datasets, make_loader
 from trainer.data.collate import to_sft_batch
-from trainer.data.data_check import require_sound
-from trainer.data.dataset import Dataset, FileDataset, Fingerprint, require_distinct
+from trainer.data.data_check import check_samples
+from trainer.data.dataset import Dataset, FileDataset, Fingerprint, same_data_warning
 from trainer.data.encode import Encoder, EncodeSettings
 from trainer.data.example import Example
 from trainer.data.fields import Keys
@@ -27,10 +36,12 @@ __all__ = [
     "Keys",
     "Loader",
     "Position",
+    "check_samples",
+    "endless",
     "make_dataset",
+    "make_datasets",
     "make_loader",
-    "require_distinct",
-    "require_sound",
+    "same_data_warning",
     "to_sft_batch",
     "worker_count",
 ]

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import operator
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import xxhash
 
 from trainer.data.dataset import Fingerprint
 from trainer.data.encode import Encoder
 from trainer.data.example import Example
-from trainer.data.fields import Sample
+from trainer.data.fields import DataRow
 
 NAME = "arithmetic"
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
 _VAL_SHARE = 8
-"""One question in so many belongs to validation."""
+"""One of so many questions belongs to validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticSettings:
-    """How hard the sums are."""
+    """Range and number of the sums."""
 
     low: int = 0
     """Least operand."""
@@ -33,21 +40,31 @@ class ArithmeticSettings:
     """Validation samples."""
 
 
+class Problem(NamedTuple):
+    """A sum to work out."""
+
+    question: str
+    worked_answer: str
+    """The answer as a response to learn (SFT)."""
+    result: str
+
+
 def problem(
     settings: ArithmeticSettings, split: Literal["train", "val"], seed: int, index: int
-) -> tuple[str, str, str]:
-    """Question, worked answer and result number ``index``: a pure function of its arguments.
+) -> Problem:
+    """The problem of sample ``index``. Pure.
 
-    Which questions belong to validation is decided by a hash of the question alone, so no question
-    of one split ever shows up in the other, whatever the seeds.
+    A hash of the question decides whether it belongs to validation, so that no question is in both
+    splits, whatever the seeds.
     """
     for draw in range(10_000):
         rng = random.Random(f"{seed}/{split}/{index}/{draw}")
-        a, b = rng.randint(settings.low, settings.high), rng.randint(settings.low, settings.high)
+        a = rng.randint(settings.low, settings.high)
+        b = rng.randint(settings.low, settings.high)
         op = rng.choice(settings.operations)
         if _is_val(f"{a} {op} {b}") == (split == "val"):
-            result = a + b if op == "+" else a - b if op == "-" else a * b
-            return f"What is {a} {op} {b}?", f"#### {result}", str(result)
+            result = OPERATIONS[op](a, b)
+            return Problem(f"What is {a} {op} {b}?", f"#### {result}", str(result))
     raise ValueError(
         f"too few questions between {settings.low} and {settings.high} for a {split} set of their "
         "own"
@@ -59,9 +76,7 @@ def _is_val(question: str) -> bool:
 
 
 class ArithmeticDataset:
-    """``data.task=arithmetic``. ``with_response`` adds the worked answer (SFT); the ground truth is
-    always there.
-    """
+    """The data of ``data.task=arithmetic``; ``with_response`` adds the worked answer (SFT)."""
 
     def __init__(
         self,
@@ -73,13 +88,14 @@ class ArithmeticDataset:
         limit: int | None = None,
         settings: ArithmeticSettings | None = None,
     ) -> None:
-        self._encoder, self._split, self._with_response = encoder, split, with_response
+        self._encoder = encoder
+        self._split = split
+        self._with_response = with_response
         self._settings = settings or ArithmeticSettings()
         size = self._settings.train_size if split == "train" else self._settings.val_size
         self._size = size if limit is None else min(limit, size)
-        self._seed = (
-            seed if split == "train" else 0
-        )  # runs with different seeds are compared on one validation set
+        # Runs with different seeds are compared on one validation set.
+        self._seed = seed if split == "train" else 0
         recipe = repr((self._settings, split, self._seed, self._size, with_response))
         self.fingerprint = Fingerprint(
             name=f"builtin:{NAME} {split} (seed {self._seed}, {self._size} samples)",
@@ -92,11 +108,11 @@ class ArithmeticDataset:
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._size:
             raise IndexError(index)
-        question, answer, result = problem(self._settings, self._split, self._seed, index)
-        sample = Sample(
-            prompt=question,
-            response=answer if self._with_response else None,
-            ground_truth=result,
+        made = problem(self._settings, self._split, self._seed, index)
+        sample = DataRow(
+            prompt=made.question,
+            response=made.worked_answer if self._with_response else None,
+            ground_truth=made.result,
             data_source=NAME,
             extra_info={},
         )

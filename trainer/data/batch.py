@@ -14,9 +14,9 @@ class Batch:
     """Sequences laid end to end.
 
     ``cu_seqlens`` int64 [sequences + 1]; ``columns`` name -> [tokens]; ``rows`` name ->
-    [sequences]. Column values at a token speak of *that* token (its log-prob given what stands
-    before it, its advantage): the first token of a sequence has no log-prob and holds 0. Phases
-    attach the columns they make and drop those that nobody reads any more.
+    [sequences]. A column's value at a token belongs to *that* token (its log-prob given the tokens
+    before it, its advantage): the first token of a sequence has no log-prob and holds 0. Each phase
+    attaches the columns that it computes and drops those that no later phase reads.
 
     Columns in use: ``input_ids`` int64, ``loss_mask`` bool (True on trained tokens),
     ``old_log_probs``, ``ref_log_probs``, ``rollout_log_probs``, ``advantages``, ``returns``,
@@ -32,8 +32,9 @@ class Batch:
     def from_sequences(
         cls, columns: Mapping[str, Sequence[Tensor]], rows: dict[str, Tensor] | None = None
     ) -> Batch:
-        """Join one tensor per sequence into flat columns. All columns need equal lengths per
-        sequence.
+        """Join one tensor per sequence to flat columns [tokens].
+
+        Raises ValueError unless all columns have equal lengths per sequence.
         """
         lengths: list[int] | None = None
         for name, parts in columns.items():
@@ -66,10 +67,11 @@ class Batch:
         return int(self.cu_seqlens[-1])
 
     def token_index(self, indices: Tensor) -> Tensor:
-        """int64 [tokens of those sequences]: where the tokens of sequences ``indices`` lie in the
-        flat columns.
+        """Indices int64 [tokens of the sequences] into the flat columns, of the tokens of sequences
+        ``indices`` int64 [n].
         """
-        starts, lengths = self.cu_seqlens[:-1][indices], self.lengths[indices]
+        starts = self.cu_seqlens[:-1][indices]
+        lengths = self.lengths[indices]
         ends = lengths.cumsum(0)
         within = torch.arange(int(ends[-1]) if len(indices) else 0) - torch.repeat_interleave(
             ends - lengths, lengths
@@ -77,7 +79,7 @@ class Batch:
         return torch.repeat_interleave(starts, lengths) + within
 
     def select(self, indices: Sequence[int] | Tensor) -> Batch:
-        """The sequences ``indices``, in that order, as a batch of their own."""
+        """A batch of the sequences at ``indices`` int64 [n], in that order."""
         idx = torch.as_tensor(indices, dtype=torch.int64)
         flat = self.token_index(idx)
         cu = torch.zeros(len(idx) + 1, dtype=torch.int64)
@@ -90,7 +92,7 @@ class Batch:
 
     @classmethod
     def concat(cls, batches: Sequence[Batch]) -> Batch:
-        """Sequences of all ``batches`` in order. They need the same columns and rows."""
+        """The sequences of all ``batches`` in order, which must have the same columns and rows."""
         lengths = torch.cat([b.lengths for b in batches])
         cu = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         cu[1:] = lengths.cumsum(0)
@@ -101,7 +103,7 @@ class Batch:
         )
 
     def drop(self, *names: str) -> None:
-        """Forget columns or rows that no later phase reads."""
+        """Remove columns or rows that no later phase reads."""
         for name in names:
             self.columns.pop(name, None)
             self.rows.pop(name, None)

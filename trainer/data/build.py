@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
+from trainer.base.data_files import expand
 from trainer.base.errors import UserError
-from trainer.config.schema.data import Data
+from trainer.config.schema import Config, Data
 from trainer.data.arithmetic import ArithmeticDataset, ArithmeticSettings
 from trainer.data.dataset import Dataset, FileDataset
 from trainer.data.encode import Encoder, EncodeSettings
+from trainer.data.example import Example
 from trainer.data.fields import Keys
-from trainer.data.files import expand
 from trainer.data.loader import Loader, worker_count
 
 Split = Literal["train", "val"]
+
+
+def make_datasets(
+    config: Config, tokenizer: Any, *, vocabulary: int, local_ranks: int
+) -> tuple[Dataset, Dataset | None]:
+    """The training data and, if there are any, the validation data of a run.
+
+    ``vocabulary``: the model's number of tokens. Raises UserError for anything wrong with keys or
+    files.
+    """
+    # A user's reward function may do without right answers.
+    answer_required = None if config.custom_reward_function.path is None else False
+    train, val = (
+        make_dataset(
+            config.data,
+            tokenizer,
+            split=split,
+            mode=config.trainer.mode,
+            vocabulary=vocabulary,
+            answer_required=answer_required,
+            local_ranks=local_ranks,
+        )
+        for split in get_args(Split)
+    )
+    if train is None:
+        raise AssertionError("make_dataset refuses a run without training data")
+    return train, val
+
+
+def endless(loader: Loader) -> Iterator[list[Example]]:
+    """Batches epoch after epoch: the number of steps ends a run, not the data."""
+    while True:
+        yield from loader
 
 
 def make_dataset(
@@ -33,18 +68,7 @@ def make_dataset(
     answer an error; pass False when a user's reward function does without. Raises UserError for
     anything wrong with keys or files.
     """
-    encoder = Encoder(
-        tokenizer,
-        EncodeSettings(
-            max_prompt_length=data.max_prompt_length,
-            max_response_length=data.max_response_length,
-            truncation=data.truncation,
-            system_prompt=data.system_prompt,
-            chat_template=data.chat_template,
-            template_kwargs=dict(data.apply_chat_template_kwargs),
-            vocabulary=vocabulary,
-        ),
-    )
+    encoder = Encoder(tokenizer, _encode_settings(data, vocabulary))
     limit = data.train_max_samples if split == "train" else data.val_max_samples
     if data.task == "arithmetic":
         return ArithmeticDataset(
@@ -56,28 +80,52 @@ def make_dataset(
             settings=arithmetic,
         )
     key = f"data.{split}_files"
-    patterns = data.train_files if split == "train" else data.val_files
+    patterns = _patterns(data, split)
     if not patterns:
-        if split == "val":
-            return None
-        raise UserError(
-            f"{key} is not set; name a file, or type data.task=arithmetic to try without one"
-        )
-    keys = Keys(
-        prompt=data.prompt_key,
-        response=data.response_key if mode == "sft" else None,
-        answer=data.answer_key,
-        answer_required=mode == "rl" if answer_required is None else answer_required,
-        data_source=data.data_source_key,
-    )
+        return None
+    required = mode == "rl" if answer_required is None else answer_required
     return FileDataset(
         expand(patterns, key),
-        keys,
+        _keys(data, mode, answer_required=required),
         encoder,
         key=key,
         limit=limit,
         filter_prompts=data.filter_overlong_prompts,
         num_workers=worker_count(data.num_workers, local_ranks),
+    )
+
+
+def _patterns(data: Data, split: Split) -> str | list[str] | None:
+    """``data.train_files`` or ``data.val_files``; only the latter may be missing."""
+    if split == "val":
+        return data.val_files
+    if not data.train_files:
+        raise UserError(
+            "data.train_files is not set; name a file, or type data.task=arithmetic to try "
+            "without one"
+        )
+    return data.train_files
+
+
+def _encode_settings(data: Data, vocabulary: int | None) -> EncodeSettings:
+    return EncodeSettings(
+        max_prompt_length=data.max_prompt_length,
+        max_response_length=data.max_response_length,
+        truncation=data.truncation,
+        system_prompt=data.system_prompt,
+        chat_template=data.chat_template,
+        template_kwargs=dict(data.apply_chat_template_kwargs),
+        vocabulary=vocabulary,
+    )
+
+
+def _keys(data: Data, mode: Literal["sft", "rl"], *, answer_required: bool) -> Keys:
+    return Keys(
+        prompt=data.prompt_key,
+        response=data.response_key if mode == "sft" else None,
+        answer=data.answer_key,
+        answer_required=answer_required,
+        data_source=data.data_source_key,
     )
 
 

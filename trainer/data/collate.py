@@ -1,4 +1,4 @@
-"""From samples to the ragged batch."""
+"""From examples to a ragged batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from trainer.data.example import Example
 
 
 def to_sft_batch(examples: Sequence[Example]) -> Batch:
-    """Prompts with their responses laid end to end.
+    """Prompts with their responses, laid end to end.
 
-    Columns ``input_ids`` int64 and ``loss_mask`` bool (True on response tokens with the end token),
-    rows ``prompt_lengths`` int64 and ``ids`` int64 (index in the data set). Raises ValueError for a
-    sample without response.
+    Columns [tokens]: ``input_ids`` int64, ``loss_mask`` bool (True on the response with its end
+    token). Rows [sequences]: ``prompt_lengths`` int64, ``ids`` int64 (index in the data set).
+    Raises ValueError for a sample without response.
     """
-    ids, masks = [], []
-    for e in examples:
-        if e.response_ids is None:
-            raise ValueError(f"{e.place} was read without its response")
-        ids.append(torch.tensor(e.prompt_ids + e.response_ids, dtype=torch.int64))
-        mask = torch.ones(len(ids[-1]), dtype=torch.bool)
-        mask[: len(e.prompt_ids)] = False
+    ids = []
+    masks = []
+    for example in examples:
+        if example.response_ids is None:
+            raise ValueError(f"{example.location} was read without its response")
+        tokens = example.prompt_ids + example.response_ids
+        mask = torch.ones(len(tokens), dtype=torch.bool)
+        mask[: len(example.prompt_ids)] = False
+        ids.append(torch.tensor(tokens, dtype=torch.int64))
         masks.append(mask)
     return Batch.from_sequences(
         {"input_ids": ids, "loss_mask": masks},

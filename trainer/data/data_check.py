@@ -1,4 +1,4 @@
-"""The samples that a run will meet, looked at before it begins: a bad row is heard of at once, not
+"""A check of the samples that a run will meet, before it begins: a bad row is an error at once, not
 hours later.
 """
 
@@ -9,16 +9,16 @@ from contextlib import closing
 from time import monotonic
 
 from trainer.base.errors import UserError
+from trainer.base.forked import ordered_map
 from trainer.data.dataset import Dataset
-from trainer.data.forked import ordered_map
 
 SPAN = 64
-"""Samples that a process looks at in one go."""
+"""Samples that a process checks per request."""
 LIMIT_S = 60.0
-"""Seconds after which a run begins all the same."""
+"""Seconds after which the run begins although samples are unchecked."""
 
 
-def require_sound(
+def check_samples(
     dataset: Dataset,
     indices: Sequence[int],
     *,
@@ -26,33 +26,34 @@ def require_sound(
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = monotonic,
 ) -> int:
-    """Read and tokenize these samples, in this order, ``num_workers`` processes at a time, until
-    ``limit_s`` seconds have gone; how many were looked at.
+    """Read and tokenize the samples at ``indices`` with ``num_workers`` processes, for at most
+    ``limit_s`` seconds. Returns how many were checked.
 
     Raises UserError for the one with the lowest index that can't be trained on, with the number of
-    all such ones.
+    all of them.
     """
 
-    def look(span: Sequence[int]) -> list[tuple[int, str]]:
-        found = []
+    def check(span: Sequence[int]) -> list[tuple[int, str]]:
+        faults = []
         for index in span:
             try:
                 dataset[index]
             except UserError as error:
-                found.append((index, str(error)))
-        return found
+                faults.append((index, str(error)))
+        return faults
 
-    spans = [indices[at : at + SPAN] for at in range(0, len(indices), SPAN)]
-    end, looked, faults = clock() + limit_s, 0, list[tuple[int, str]]()
-    with closing(
-        ordered_map(look, spans, num_workers=min(num_workers, len(spans)), name="data check")
-    ) as parts:
+    deadline = clock() + limit_s
+    checked = 0
+    faults: list[tuple[int, str]] = []
+    spans = [indices[start : start + SPAN] for start in range(0, len(indices), SPAN)]
+    workers = min(num_workers, len(spans))
+    with closing(ordered_map(check, spans, num_workers=workers, name="data check")) as parts:
         for span, part in zip(spans, parts, strict=False):
             faults += part
-            looked += len(span)
-            if clock() >= end:
+            checked += len(span)
+            if clock() >= deadline:
                 break
     if faults:
-        more = f" ({len(faults)} of {looked} rows can't be trained on; this is the first)"
+        more = f" ({len(faults)} of {checked} rows can't be trained on; this is the first)"
         raise UserError(min(faults)[1] + (more if len(faults) > 1 else ""))
-    return looked
+    return checked

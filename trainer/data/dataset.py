@@ -1,4 +1,4 @@
-"""Data sets: a numbered row of samples that become tokens when they are asked for."""
+"""Data sets: numbered samples that become tokens when they are read."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 import xxhash
 
+from trainer.base.data_files import digest
+from trainer.base.data_tables import Table, open_table
 from trainer.base.errors import UserError
+from trainer.base.forked import ordered_map
 from trainer.data.encode import Encoder
 from trainer.data.example import Example
-from trainer.data.fields import Keys, Sample, read_sample
-from trainer.data.files import digest
-from trainer.data.forked import ordered_map
-from trainer.data.tables import Table, open_table
+from trainer.data.fields import DataRow, Keys, read_row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What tells one data set from another. It doesn't depend on where the files lie."""
+    """Identity of a data set's content. It doesn't depend on where the files lie."""
 
     name: str
     """For messages: file names and number of samples."""
@@ -37,7 +37,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Example:
-        """Sample ``index``. Raises UserError when it is not fit to train on."""
+        """Sample ``index``. Raises UserError when it can't be trained on."""
         ...
 
 
@@ -45,9 +45,11 @@ class FileDataset:
     """Rows of several files, one after another.
 
     ``key`` (such as ``data.train_files``) stands in messages. ``limit`` keeps only the first rows.
-    ``filter_prompts`` leaves out rows whose prompt is longer than ``max_prompt_length``, which
-    tokenizes every prompt once, ``num_workers`` processes at a time. The first row of each file is
-    read and checked at once.
+    ``filter_prompts`` leaves out rows with a prompt longer than ``max_prompt_length``, which
+    tokenizes every prompt once, in ``num_workers`` processes. The first row of each file is read
+    and checked at once.
+
+    Raises UserError for files without rows, a bad first row, and when no prompt is short enough.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class FileDataset:
         num_workers: int = 0,
     ) -> None:
         self._tables: list[Table] = [open_table(p) for p in paths]
-        self._keys, self._encoder = keys, encoder
+        self._keys = keys
+        self._encoder = encoder
         self._ends = list(accumulate(len(t) for t in self._tables))
         self._rows: Sequence[int] = range(
             self._ends[-1] if limit is None else min(limit, self._ends[-1])
@@ -72,7 +75,7 @@ class FileDataset:
             raise UserError(f"{key}: {names} has no rows")
         for start in [0, *self._ends[:-1]]:
             if start < len(self._rows):
-                self._sample(start)
+                self._read(*self._locate(start))
         if filter_prompts:
             total = len(self._rows)
             self._rows = [
@@ -81,8 +84,7 @@ class FileDataset:
             if not self._rows:
                 raise UserError(
                     f"{key}: all {total} prompts of {names} are longer than "
-                    "data.max_prompt_length; "
-                    "raise it or set data.filter_overlong_prompts=False"
+                    "data.max_prompt_length; raise it or set data.filter_overlong_prompts=False"
                 )
         content = xxhash.xxh3_128()
         for part in (*map(digest, paths), repr(sorted(asdict(keys).items())), str(len(self._rows))):
@@ -95,19 +97,21 @@ class FileDataset:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Example:
-        sample, table, row = self._sample(self._rows[index])
-        return self._encoder.encode(sample, index=index, file=str(table.path), row=row)
+        table, i = self._locate(self._rows[index])
+        return self._encoder.encode(
+            self._read(table, i), index=index, file=str(table.path), row=table.number(i)
+        )
 
-    def _sample(self, position: int) -> tuple[Sample, Table, int]:
-        which = bisect_right(self._ends, position)
-        table = self._tables[which]
-        i = position - (self._ends[which - 1] if which else 0)
-        row = table.number(i)
-        name = (
-            table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem
-        )  # datasets names the folder
-        sample = read_sample(table.read(i), self._keys, f"{table.path}, row {row}", name)
-        return sample, table, row
+    def _locate(self, position: int) -> tuple[Table, int]:
+        """The table of the row at ``position`` of all files, and the row's index in it."""
+        file = bisect_right(self._ends, position)
+        start = self._ends[file - 1] if file else 0
+        return self._tables[file], position - start
+
+    def _read(self, table: Table, i: int) -> DataRow:
+        # datasets names the folder and not the .arrow files in it
+        name = table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem
+        return read_row(table.read(i), self._keys, _location(table, i), name)
 
     def _fitting(self, num_workers: int) -> Iterator[bool]:
         """For each row, whether its prompt fits."""
@@ -117,8 +121,9 @@ class FileDataset:
         def measure(span: tuple[int, int]) -> list[bool]:
             fits = []
             for position in self._rows[slice(*span)]:
-                sample, table, row = self._sample(position)
-                fits.append(self._encoder.prompt_fits(sample, f"{table.path}, row {row}"))
+                table, i = self._locate(position)
+                row = self._read(table, i)
+                fits.append(self._encoder.prompt_fits(row, _location(table, i)))
             return fits
 
         for part in ordered_map(
@@ -127,10 +132,18 @@ class FileDataset:
             yield from part
 
 
-def require_distinct(train: Dataset, val: Dataset) -> str | None:
+def _location(table: Table, i: int) -> str:
+    """File and row, for messages."""
+    return f"{table.path}, row {table.number(i)}"
+
+
+def same_data_warning(train: Dataset, val: Dataset) -> str | None:
     """A warning when training and validation are the very same samples, else None."""
     if train.fingerprint == val.fingerprint:
-        return f"validation uses the training samples ({train.fingerprint.name}); val/* says nothing about new prompts"
+        return (
+            f"validation uses the training samples ({train.fingerprint.name}); val/* says nothing "
+            "about new prompts"
+        )
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.data.example import Example
-from trainer.data.fields import Message, Sample
+from trainer.data.fields import DataRow, Message
 from trainer.data.truncate import Truncation, truncate
 
 
@@ -30,9 +30,11 @@ class EncodeSettings:
 class Encoder:
     """Tokenizes samples. ``tokenizer`` is a Hugging Face tokenizer with an end token.
 
-    A response is tokenized on its own and closed with the end token. One that is too long is an
+    A response is tokenized separately and closed with the end token. One that is too long is an
     error under ``truncation=error``; otherwise its tail is cut with the end token, so that a cut
-    answer doesn't teach to stop.
+    answer doesn't teach the model to stop.
+
+    Raises UserError when neither the settings nor the tokenizer have a chat template.
     """
 
     def __init__(self, tokenizer: Any, settings: EncodeSettings) -> None:
@@ -47,7 +49,7 @@ class Encoder:
                 '"{% for m in messages %}{{ m.content }}{% endfor %}" for plain text'
             )
 
-    def prompt_ids(self, prompt: str | list[Message], place: str) -> list[int]:
+    def prompt_ids(self, prompt: str | list[Message], location: str) -> list[int]:
         """Tokens of a prompt, ready for the answer to follow; not yet truncated."""
         messages: list[Message] = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -63,30 +65,30 @@ class Encoder:
                 **self._settings.template_kwargs,
             )
         except Exception as e:  # Jinja runs the template's own code, which may raise anything
-            raise UserError(f"{place}: the chat template failed: {type(e).__name__}: {e}") from e
+            raise UserError(f"{location}: the chat template failed: {type(e).__name__}: {e}") from e
         return self._tokens(text)
 
-    def prompt_fits(self, sample: Sample, place: str) -> bool:
+    def prompt_fits(self, sample: DataRow, location: str) -> bool:
         """Whether the prompt keeps to ``data.max_prompt_length``."""
-        return len(self.prompt_ids(sample.prompt, place)) <= self._settings.max_prompt_length
+        return len(self.prompt_ids(sample.prompt, location)) <= self._settings.max_prompt_length
 
-    def encode(self, sample: Sample, *, index: int, file: str, row: int) -> Example:
+    def encode(self, sample: DataRow, *, index: int, file: str, row: int) -> Example:
         """The sample's tokens, cut and checked. Raises UserError naming file, row, field, and what
         to type.
         """
-        place, s = f"{file}, row {row}", self._settings
-        prompt = self.prompt_ids(sample.prompt, place)
-        if len(prompt) > s.max_prompt_length:
-            if s.truncation == "error":
+        location = f"{file}, row {row}"
+        settings = self._settings
+        prompt = self.prompt_ids(sample.prompt, location)
+        if len(prompt) > settings.max_prompt_length:
+            if settings.truncation == "error":
                 raise UserError(
-                    f"{place}: the prompt has {len(prompt)} tokens, data.max_prompt_length is "
-                    f"{s.max_prompt_length}. "
-                    f"Type data.max_prompt_length={len(prompt)}, data.filter_overlong_prompts=True "
-                    "to leave such "
-                    "prompts out, or data.truncation=left|right|middle to cut them"
+                    f"{location}: the prompt has {len(prompt)} tokens, data.max_prompt_length is "
+                    f"{settings.max_prompt_length}. Type data.max_prompt_length={len(prompt)}, "
+                    "data.filter_overlong_prompts=True to leave such prompts out, or "
+                    "data.truncation=left|right|middle to cut them"
                 )
-            prompt = truncate(prompt, s.max_prompt_length, s.truncation)
-        response = None if sample.response is None else self._response(sample.response, place)
+            prompt = truncate(prompt, settings.max_prompt_length, settings.truncation)
+        response = None if sample.response is None else self._response(sample.response, location)
         example = Example(
             prompt_ids=prompt,
             response_ids=response,
@@ -97,27 +99,26 @@ class Encoder:
             row=row,
             extra_info=sample.extra_info,
         )
-        check(example, self._vocabulary)
+        require_valid_tokens(example, self._vocabulary)
         return example
 
-    def _response(self, text: str, place: str) -> list[int]:
-        s = self._settings
+    def _response(self, text: str, location: str) -> list[int]:
+        limit = self._settings.max_response_length
         ids = [*self._tokens(text), int(self._tokenizer.eos_token_id)]
-        if len(ids) > s.max_response_length and s.truncation == "error":
+        if len(ids) > limit and self._settings.truncation == "error":
             raise UserError(
-                f"{place}: the response has {len(ids)} tokens with its end token, "
-                "data.max_response_length is "
-                f"{s.max_response_length}. Type data.max_response_length={len(ids)}, or "
-                "data.truncation=right to cut it"
+                f"{location}: the response has {len(ids)} tokens with its end token, "
+                f"data.max_response_length is {limit}. Type "
+                f"data.max_response_length={len(ids)}, or data.truncation=right to cut it"
             )
-        return truncate(ids, s.max_response_length, "right")
+        return truncate(ids, limit, "right")
 
     def _tokens(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
 
-def check(example: Example, vocabulary: int) -> None:
+def require_valid_tokens(example: Example, vocabulary: int) -> None:
     """Raise UserError, naming file, row and field, when a sample's tokens can't be fed to the
     model.
     """
@@ -126,20 +127,21 @@ def check(example: Example, vocabulary: int) -> None:
             continue
         if not ids:
             raise UserError(
-                f"{example.place}: the {name} has no tokens; fill the field in or remove the row"
+                f"{example.location}: the {name} has no tokens; fill the field in or remove the row"
             )
         if min(ids) < 0 or max(ids) >= vocabulary:
             bad = next(i for i in ids if not 0 <= i < vocabulary)
             raise UserError(
-                f"{example.place}: the {name} holds token id {bad}, past the model's vocabulary of "
-                f"{vocabulary}. "
-                "Model and tokenizer don't fit: use the tokenizer of actor_rollout_ref.model.path"
+                f"{example.location}: the {name} holds token id {bad}, past the model's vocabulary "
+                f"of {vocabulary}. Model and tokenizer don't fit: use the tokenizer of "
+                "actor_rollout_ref.model.path"
             )
 
 
 def read_template(value: str | None) -> str | None:
-    """``data.chat_template``: the text itself, or that of the file it names. Raises UserError for
-    neither.
+    """``data.chat_template``: the text itself, or that of the file it names.
+
+    Raises UserError for neither.
     """
     if value is None or "{" in value or "\n" in value:
         return value

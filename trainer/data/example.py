@@ -1,4 +1,4 @@
-"""One sample, ready to be generated from or learnt from."""
+"""One sample as tokens, to generate from or to learn from."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Tokens of one sample and what the reward needs to judge an answer to it."""
+    """Tokens of one sample and what a reward needs to score an answer to it."""
 
     prompt_ids: list[int]
-    """Rendered by the chat template, ends where the answer begins; never empty."""
+    """The prompt in the chat template, up to where the answer begins; never empty."""
     response_ids: list[int] | None
-    """Answer to learn, with its end token unless it was cut (SFT); None in RL."""
+    """The answer to learn (SFT), with its end token unless it was truncated; None in RL."""
     ground_truth: Any
-    """Right answer, or None."""
+    """The right answer, or None."""
     data_source: str
     """Name of the data set."""
     index: int
-    """Place in the data set (before the shuffle); the same in every run on the same data."""
+    """Index in the data set before the shuffle; the same in every run on the same data."""
     file: str
-    """Where it was read; ``builtin:arithmetic`` for the built-in task."""
+    """The file it comes from; ``builtin:arithmetic`` for the built-in task."""
     row: int
     """Row in that file: a line number counted from 1 (JSONL), or a position counted from 0
     (Parquet, Arrow, JSON).
     """
     extra_info: dict[str, Any] = field(default_factory=dict)
-    """The row's own ``extra_info``, handed to the reward."""
+    """The row's ``extra_info``, which reward functions get."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and row, for messages."""
         return f"{self.file}, row {self.row}"

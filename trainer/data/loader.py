@@ -1,31 +1,36 @@
-"""A shuffled loader with worker processes whose position is exact."""
+"""A shuffled loader with worker processes and an exact position."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.base.environment import available_cores
 from trainer.base.errors import UserError
+from trainer.base.forked import Forked, WorkerDied, WorkerSilent
 from trainer.data.dataset import Dataset, describe
 from trainer.data.example import Example
-from trainer.data.forked import Forked, WorkerDied, WorkerSilent
-from trainer.data.order import Order, Position, epoch_order, next_batch
+from trainer.data.order import NextBatch, Order, Position, epoch_order, next_batch
 
-Span = tuple[int, int, int]
-"""epoch, offset, count."""
+
+class Span(NamedTuple):
+    """``size`` samples of an epoch's order from ``offset`` on: what a worker loads at once."""
+
+    epoch: int
+    offset: int
+    size: int
 
 
 class Loader:
     """Batches of the whole global batch: every rank iterates the same ones and takes its share
     later.
 
-    ``for batch in loader`` yields the rest of the epoch at hand; iterate again for the next one.
-    The order of an epoch follows from (seed, epoch). With ``drop_last`` (training) what is left at
-    an epoch's end and fills no batch is dropped; without it (validation) the last batch is shorter.
+    ``for batch in loader`` yields the rest of the current epoch; iterate again for the next one.
+    The order of an epoch follows from (seed, epoch). With ``drop_last`` (training) samples that
+    fill no batch at an epoch's end are dropped; without it (validation) the last batch is shorter.
     ``num_workers`` processes read and tokenize ``prefetch_factor`` batches ahead each; 0 loads in
     this process. They are forked at the first batch, or by :meth:`start`, after any state was
     loaded.
@@ -54,54 +59,57 @@ class Loader:
                 f"data.train_batch_size={batch_size} is more than the {len(dataset)} samples of "
                 f"{dataset.fingerprint.name}; type data.train_batch_size={len(dataset)} or less"
             )
-        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
-        self._shuffle, self._drop_last = shuffle, drop_last
-        self._num_workers, self._ahead = num_workers, max(1, num_workers * prefetch_factor)
-        self._persistent, self._timeout_s = persistent_workers, timeout_s
-        self._at = self._planned = Position()
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._num_workers = num_workers
+        self._prefetched_batches = max(1, num_workers * prefetch_factor)
+        self._persistent = persistent_workers
+        self._timeout_s = timeout_s
+        self._position = Position()
+        self._planned = Position()
         self._order: tuple[int, Order] | None = None
         self._workers: list[Forked[Span, list[Example]]] = []
-        self._turn = 0
-        self._pending: deque[tuple[Forked[Span, list[Example]], Position, Position]] = deque()
+        self._next_worker = 0
+        self._pending: deque[tuple[Forked[Span, list[Example]], NextBatch]] = deque()
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
-        size, batch = len(self._dataset), self._batch_size
-        return size // batch if self._drop_last else -(-size // batch)
+        size = len(self._dataset)
+        if self._drop_last:
+            return size // self._batch_size
+        return math.ceil(size / self._batch_size)
 
     @property
     def position(self) -> Position:
         """What has been delivered so far."""
-        return self._at
+        return self._position
 
     @property
     def epoch(self) -> int:
         """Epochs finished."""
-        return self._at.epoch
+        return self._position.epoch
 
     def __iter__(self) -> Iterator[list[Example]]:
-        epoch = self._at.epoch
-        while self._at.epoch <= epoch:
+        epoch = self._position.epoch
+        while self._position.epoch <= epoch:
             batch = self._next()
-            if self._at.epoch > epoch and not self._persistent:
+            if self._position.epoch > epoch and not self._persistent:
                 self.close()
             yield batch
 
-    def ahead(self, batches: int) -> list[int]:
-        """Samples of the next ``batches`` batches, in the order they come; all, if that is more
-        than the epoch has.
+    def upcoming(self, batches: int) -> list[int]:
+        """Samples of the next ``batches`` batches, in order; every sample once when these are more
+        than the epoch has left.
         """
-        order, first, count = (
-            self._ordered(self._at.epoch),
-            self._at.offset,
-            batches * self._batch_size,
-        )
-        parts = (
-            (order[first:], order[:first])
-            if first + count > len(order)
-            else (order[first : first + count],)
-        )
-        return [int(i) for part in parts for i in part]
+        order = self._ordered(self._position.epoch)
+        first = self._position.offset
+        end = first + batches * self._batch_size
+        if end <= len(order):
+            return [int(i) for i in order[first:end]]
+        return [int(i) for part in (order[first:], order[:first]) for i in part]
 
     def start(self) -> None:
         """Fork the workers and let them begin; does nothing without workers or when they run
@@ -109,21 +117,23 @@ class Loader:
         """
         if self._workers or not self._num_workers:
             return
-        self._planned, self._turn = self._at, 0
+        self._planned = self._position
+        self._next_worker = 0
         self._workers = [Forked(self._load, f"data worker {k}") for k in range(self._num_workers)]
         self._fill()
 
     def close(self) -> None:
         """End the workers. The position stays; iterating on starts them anew."""
         self._pending.clear()
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         for worker in workers:
             worker.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint: the position and what it is a position in."""
         return {
-            **asdict(self._at),
+            **asdict(self._position),
             "seed": self._seed,
             "shuffle": self._shuffle,
             "dataset": describe(self._dataset),
@@ -136,52 +146,44 @@ class Loader:
         Raises UserError when the checkpoint was made with other samples, seed or shuffle: the
         position would mean other samples.
         """
-        ours = self.state_dict()
-        if state["dataset"]["digest"] != ours["dataset"]["digest"]:
+        current = self.state_dict()
+        if state["dataset"]["digest"] != current["dataset"]["digest"]:
             raise UserError(
                 f"the checkpoint was made on {state['dataset']['name']}, this run reads "
-                f"{ours['dataset']['name']} "
-                "with other content or fields. Give back the data it was made on, or begin a run "
-                "in a new "
-                "trainer.default_local_dir; python -m trainer.export RUN_FOLDER --out FOLDER "
-                "writes the weights that "
+                f"{current['dataset']['name']} with other content or fields. Give back the data it "
+                "was made on, or begin a run in a new trainer.default_local_dir; python -m "
+                "trainer.export RUN_FOLDER --out FOLDER writes the weights that "
                 "actor_rollout_ref.model.path=FOLDER takes along"
             )
         for name in ("seed", "shuffle"):
-            if state[name] != ours[name]:
+            if state[name] != current[name]:
                 raise UserError(
                     f"the checkpoint was made with data.{name}={state[name]}, this run has "
-                    f"{ours[name]}: samples would "
-                    f"come in another order. Type data.{name}={state[name]}"
+                    f"{current[name]}: samples would come in another order. Type "
+                    f"data.{name}={state[name]}"
                 )
         self.close()
         saved = Position(epoch=state["epoch"], offset=state["offset"], samples=state["samples"])
-        self._at = next_batch(saved, len(self._dataset), self._batch_size, self._drop_last)[0]
+        self._position = self._batch_after(saved).start
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _next(self) -> list[Example]:
         if not self._num_workers:
-            start, count, after = next_batch(
-                self._at, len(self._dataset), self._batch_size, self._drop_last
-            )
-            batch = self._load((start.epoch, start.offset, count))
+            planned = self._batch_after(self._position)
+            batch = self._load(_span(planned))
         else:
             self.start()
-            worker, start, after = self._pending.popleft()
+            worker, planned = self._pending.popleft()
             try:
                 batch = worker.receive(self._timeout_s)
             except (WorkerDied, WorkerSilent) as e:
                 self.close()
+                start = planned.start
                 raise RuntimeError(
                     f"{e}. It was loading samples from {start.offset} on in epoch {start.epoch} of "
                     f"{self._dataset.fingerprint.name}; data.num_workers=0 loads in the training "
@@ -190,38 +192,44 @@ class Loader:
             except BaseException:
                 self.close()
                 raise
-        self._at = after
+        self._position = planned.after
         if self._workers:
             self._fill()
         return batch
 
     def _fill(self) -> None:
-        while len(self._pending) < self._ahead:
-            start, count, after = next_batch(
-                self._planned, len(self._dataset), self._batch_size, self._drop_last
-            )
-            if not self._persistent and start.epoch > self._at.epoch:
+        while len(self._pending) < self._prefetched_batches:
+            planned = self._batch_after(self._planned)
+            if not self._persistent and planned.start.epoch > self._position.epoch:
                 return
-            worker = self._workers[self._turn % len(self._workers)]
+            worker = self._workers[self._next_worker % len(self._workers)]
             try:
-                worker.send((start.epoch, start.offset, count))
+                worker.send(_span(planned))
             except WorkerDied:
-                if self._pending:  # what is loaded already is delivered; its turn comes later
+                # what is loaded already is delivered first; then the next fill raises
+                if self._pending:
                     return
                 self.close()
                 raise
-            self._turn += 1
-            self._pending.append((worker, start, after))
-            self._planned = after
+            self._next_worker += 1
+            self._pending.append((worker, planned))
+            self._planned = planned.after
+
+    def _batch_after(self, position: Position) -> NextBatch:
+        return next_batch(position, len(self._dataset), self._batch_size, self._drop_last)
 
     def _load(self, span: Span) -> list[Example]:
-        epoch, offset, count = span
-        return [self._dataset[int(i)] for i in self._ordered(epoch)[offset : offset + count]]
+        order = self._ordered(span.epoch)
+        return [self._dataset[int(i)] for i in order[span.offset : span.offset + span.size]]
 
     def _ordered(self, epoch: int) -> Order:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, epoch_order(len(self._dataset), self._seed, epoch, self._shuffle))
         return self._order[1]
+
+
+def _span(batch: NextBatch) -> Span:
+    return Span(batch.start.epoch, batch.start.offset, batch.size)
 
 
 def worker_count(requested: int, local_ranks: int) -> int:

@@ -8,8 +8,7 @@ Truncation = Literal["error", "left", "right", "middle"]
 
 
 def truncate(ids: list[int], limit: int, side: Literal["left", "right", "middle"]) -> list[int]:
-    """At most ``limit`` (>= 1) tokens of ``ids``, with tokens cut away on ``side``; unchanged when
-    it fits.
+    """At most ``limit`` (>= 1) tokens of ``ids``; too many are cut on ``side``.
 
     ``middle`` keeps ``limit // 2`` tokens of the beginning and the rest of the end, as verl does.
     """

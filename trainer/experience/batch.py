@@ -1,4 +1,4 @@
-"""From rollouts to a ragged batch, and what is logged of it."""
+"""The ragged batch of a step's rollouts, and the metrics of what was sampled."""
 
 from __future__ import annotations
 
@@ -7,96 +7,97 @@ from collections.abc import Sequence
 import torch
 
 from trainer.data import Batch
-from trainer.experience.prompts import Ask
+from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
 from trainer.parallel.exchange import means_by_name
 from trainer.ranks.world import World
 from trainer.rewards import Score
 
 
-def to_batch(rollouts: Rollouts, asks: Sequence[Ask], n: int) -> Batch:
-    """This rank's responses as a ragged batch. Sampled ids are kept as they are, never
-    re-tokenised.
+def to_batch(rollouts: Rollouts, requests: Sequence[PromptRequest], n: int) -> Batch:
+    """This rank's responses, ``n`` per prompt, as a ragged batch of prompts and responses.
+
+    Columns: ``input_ids``, ``loss_mask`` and ``rollout_log_probs`` [tokens]. Sampled ids are used
+    as they are, never tokenised again.
     """
-    ids, masks, log_probs, finished = [], [], [], []
-    for number, sample in zip(rollouts.prompts, rollouts.samples, strict=True):
-        prompt = asks[number].example.prompt_ids
-        ids.append(torch.cat([torch.tensor(prompt, dtype=torch.int64), sample.response_ids]))
-        mask = torch.zeros(len(ids[-1]), dtype=torch.bool)
-        mask[len(prompt) :] = True if sample.written is None else sample.written
-        masks.append(mask)
-        behaviour = torch.zeros(len(ids[-1]), dtype=torch.float32)
-        behaviour[len(prompt) :] = sample.log_probs
-        log_probs.append(behaviour)
-        finished.append(sample.finished)
-    numbers = torch.tensor(rollouts.prompts, dtype=torch.int64)
-    # A rank without prompts still takes part in the exchange, with empty columns of the right
-    # types.
+    # A rank without prompts takes part in later exchanges, with empty columns of these types.
     empty = torch.zeros(0, dtype=torch.int64)
-    columns = {"input_ids": ids, "loss_mask": masks, "rollout_log_probs": log_probs}
-    batch = (
-        Batch.from_sequences(columns)
-        if ids
-        else Batch(
-            torch.zeros(1, dtype=torch.int64),
-            {"input_ids": empty, "loss_mask": empty.bool(), "rollout_log_probs": empty.float()},
-        )
+    lengths = [0]
+    ids = [empty]
+    masks = [empty.bool()]
+    log_probs = [empty.float()]
+    prompt_lengths: list[int] = []
+    for index, sample in zip(rollouts.prompt_indices, rollouts.samples, strict=True):
+        prompt = requests[index].example.prompt_ids
+        prompt_lengths.append(len(prompt))
+        lengths.append(len(prompt) + len(sample.response_ids))
+        ids += [torch.tensor(prompt, dtype=torch.int64), sample.response_ids]
+        masks += [torch.zeros(len(prompt), dtype=torch.bool), sample.mask()]
+        log_probs += [torch.zeros(len(prompt)), sample.log_probs]
+    groups = torch.tensor(rollouts.prompt_indices, dtype=torch.int64)
+    return Batch(
+        torch.tensor(lengths, dtype=torch.int64).cumsum(0),
+        {
+            "input_ids": torch.cat(ids),
+            "loss_mask": torch.cat(masks),
+            "rollout_log_probs": torch.cat(log_probs),
+        },
+        {
+            "prompt_lengths": torch.tensor(prompt_lengths, dtype=torch.int64),
+            "groups": groups,
+            "ids": groups * n + torch.arange(len(groups)) % n,
+            "rewards": torch.tensor([s.value for s in rollouts.scores], dtype=torch.float32),
+            "finished": torch.tensor([s.finished for s in rollouts.samples], dtype=torch.bool),
+            "versions": torch.tensor([s.version for s in rollouts.samples], dtype=torch.int64),
+        },
     )
-    batch.rows = {
-        "prompt_lengths": torch.tensor(
-            [len(asks[i].example.prompt_ids) for i in rollouts.prompts], dtype=torch.int64
-        ),
-        "groups": numbers,
-        "ids": numbers * n + torch.arange(len(numbers)) % n,
-        "rewards": torch.tensor([s.value for s in rollouts.scores], dtype=torch.float32),
-        "finished": torch.tensor(finished, dtype=torch.bool),
-        "versions": torch.tensor([s.version for s in rollouts.samples], dtype=torch.int64),
-    }
-    return batch
 
 
 def experience_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """verl's names for what was sampled: scores, lengths, how many responses were cut, and by how
-    many iterations the weights that began them lag ``version``, those being trained.
+    """Metrics of a sampled ``batch``, with verl's names: scores, lengths and the share of responses
+    that were cut off.
+
+    ``training/staleness``: by how many steps the weights that began a response are older than
+    ``version``, those being trained.
     """
-    scores, prompts = batch.rows["rewards"], batch.rows["prompt_lengths"].float()
-    responses = batch.lengths.float() - prompts
-    found: dict[str, float] = {}
+    prompt_lengths = batch.rows["prompt_lengths"].float()
+    metrics: dict[str, float] = {}
     for name, values in (
-        ("critic/score", scores),
-        ("response_length", responses),
-        ("prompt_length", prompts),
+        ("critic/score", batch.rows["rewards"]),
+        ("response_length", batch.lengths.float() - prompt_lengths),
+        ("prompt_length", prompt_lengths),
         ("global_seqlen", batch.lengths.float()),
     ):
-        found |= {
-            f"{name}/mean": float(values.mean()),
-            f"{name}/max": float(values.max()),
-            f"{name}/min": float(values.min()),
-        }
-    lag = version - batch.rows["versions"].float()
-    found |= {
-        "training/staleness/mean": float(lag.mean()),
-        "training/staleness/max": float(lag.max()),
-    }
-    found["response_length/clip_ratio"] = float((~batch.rows["finished"]).float().mean())
-    return found
+        metrics[f"{name}/mean"] = float(values.mean())
+        metrics[f"{name}/max"] = float(values.max())
+        metrics[f"{name}/min"] = float(values.min())
+    staleness = version - batch.rows["versions"].float()
+    metrics["training/staleness/mean"] = float(staleness.mean())
+    metrics["training/staleness/max"] = float(staleness.max())
+    metrics["response_length/clip_ratio"] = float((~batch.rows["finished"]).float().mean())
+    return metrics
 
 
 def reward_metrics(
     scores: Sequence[Score], world: World, *, rule: bool, prefix: str = ""
 ) -> dict[str, float]:
-    """``reward/NAME``: means over the responses of all ranks of what the reward function said
-    beside the score; of the maths ``rule`` the share of answers that it gave up. Collective.
+    """``reward/NAME``: means, over the responses of all ranks, of the numbers that the reward
+    function returned with the score. With the maths ``rule`` also ``reward/unjudged``, the share of
+    responses that it did not decide in time. Collective.
     """
-    rows = [
-        {**score.extra, **({"unjudged": float(score.unjudged)} if rule else {})} for score in scores
-    ]
+    rows = []
+    for score in scores:
+        row = dict(score.extra)
+        if rule:
+            row["unjudged"] = float(score.unjudged)
+        rows.append(row)
     return {f"{prefix}reward/{name}": mean for name, mean in means_by_name(rows, world).items()}
 
 
 def mean_response_lengths(batch: Batch) -> tuple[list[int], list[float]]:
-    """The groups of ``batch``, and of each the mean length of its responses, in tokens."""
-    responses = (batch.lengths - batch.rows["prompt_lengths"]).double()
-    groups, place = torch.unique(batch.rows["groups"], return_inverse=True)
-    sums = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, place, responses)
-    return groups.tolist(), (sums / torch.bincount(place, minlength=len(groups))).tolist()
+    """The groups of ``batch`` [groups], and the mean response length of each [groups], tokens."""
+    response_lengths = (batch.lengths - batch.rows["prompt_lengths"]).double()
+    groups, group_of = torch.unique(batch.rows["groups"], return_inverse=True)
+    sums = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, group_of, response_lengths)
+    counts = torch.bincount(group_of, minlength=len(groups))
+    return groups.tolist(), (sums / counts).tolist()

@@ -1,172 +1,218 @@
-"""The rollouts of a step: drawn now, or, one step off, while the step before was trained on."""
+"""The rollouts of a step: generated in the step itself, or one step ahead during training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from trainer.base.errors import UserError
-from trainer.experience.prompts import Ask, Prompts, unfinished
-from trainer.experience.sampler import Rollouts, Sampler, shares
+from trainer.config.schema import Config
+from trainer.data import Example
+from trainer.experience.prompt_queue import PromptQueue, PromptRequest, to_resume
+from trainer.experience.sampler import Rollouts, Sampler, prompts_per_rank
 from trainer.experience.unfinished import share_samples
-from trainer.experience.weight_sync import LOST, Synced, agreed, same_on_all
+from trainer.experience.weight_sync import ENDS_THE_RUN, WeightSync, raise_engine_failure
+from trainer.ranks.agreement import agreed
 from trainer.ranks.world import World
 from trainer.rollout import EngineFailed, Sample
 from trainer.tracking import Timers
 
-Told = Callable[[Sequence[Ask], int, Sequence[Sample]], None]
+OnFinished = Callable[[Sequence[PromptRequest], int, Sequence[Sample]], None]
+"""Called with the requests of a step, the index of one that is finished, and its samples."""
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """A step's prompts, and this rank's rollouts of them."""
+class _Collection:
+    """The requests of a step and this rank's rollouts of them."""
 
-    asks: list[Ask]
+    requests: list[PromptRequest]
     rollouts: Future[Rollouts]
 
 
-class Rolling:
-    """Every rank calls ``collect`` and ``settle`` together."""
+class RolloutCollector:
+    """Collects the rollouts of each step. All ranks call ``collect`` and ``drain`` together."""
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PromptQueue,
         sampler: Sampler,
-        synced: Synced,
+        weight_sync: WeightSync,
         world: World,
         *,
-        want: int,
+        batch_size: int,
         one_step_off: bool = False,
     ) -> None:
-        """``want``: prompts of a step, over all ranks. ``one_step_off`` needs an engine with
+        """``batch_size``: prompts of a step, over all ranks. ``one_step_off`` needs an engine in
         processes of its own.
         """
-        self.prompts, self.sampler = prompts, sampler
-        self._synced, self._world, self.want = synced, world, want
+        self.prompts = prompts
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self._weight_sync = weight_sync
+        self._world = world
         self._one_step_off = one_step_off
-        self._ahead: _Drawn | None = None
+        self._ahead: _Collection | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._stats: dict[str, float] = {}
 
-    def collect(
-        self, step: int, version: int, timers: Timers, *, last: bool, finished: Told | None = None
-    ) -> tuple[list[Ask], Rollouts]:
-        """The prompts begun in ``step`` and this rank's rollouts. ``version``: of the weights at
-        hand; ``last``: no step follows. ``finished`` hears of each prompt (asks, its place,
-        samples) at once, where it is drawn now.
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        batches: Iterator[list[Example]],
+        sampler: Sampler,
+        weight_sync: WeightSync,
+        world: World,
+    ) -> RolloutCollector:
+        """The collector of ``data.train_batch_size`` prompts a step, taken from ``batches``."""
+        return cls(
+            PromptQueue.from_config(config, batches),
+            sampler,
+            weight_sync,
+            world,
+            batch_size=config.data.train_batch_size,
+            one_step_off=config.actor_rollout_ref.rollout.one_step_off,
+        )
 
-        Raises EngineFailed on all ranks when one rank's engine is lost, AgreedError when data, a
-        reward function or an agent of one rank fail; the prompts are then the next call's again.
+    def collect(
+        self,
+        step: int,
+        version: int,
+        timers: Timers,
+        *,
+        last: bool,
+        on_finished: OnFinished | None = None,
+    ) -> tuple[list[PromptRequest], Rollouts]:
+        """Return the requests of ``step`` and this rank's rollouts of them.
+
+        ``version``: of the current weights. ``last``: no step follows. ``on_finished`` is called
+        for each prompt as soon as it is finished, unless it was generated one step ahead.
+
+        Raises, on all ranks, EngineFailed when one rank's engine is lost, and AgreedError when the
+        data, a reward function or an agent of one rank fails. The next call gets the same prompts.
         """
         if self._ahead is None:
-            drawn = self._draw(step, version, timers, finished)
+            current = self._generate_now(step, version, timers, on_finished)
         else:
-            drawn, self._ahead = self._ahead, None
-        with timers("gen"):  # one step off: what is left of it
-            rollouts = self._agree(drawn)
-        self._stats = dict(self._synced.rollout.stats())
-        self._give_back(drawn.asks, rollouts)
+            current = self._ahead
+            self._ahead = None
+        with timers("gen"):  # one step off: the wait for the rest of the generation
+            rollouts = self._agree(current)
+        self._stats = dict(self._weight_sync.rollout_engine.stats())
+        self._put_back_unfinished(current.requests, rollouts)
         if self._one_step_off and not last:
-            self._ahead = self._begin(step + 1, version, timers)
-        return drawn.asks, rollouts
+            self._ahead = self._generate_ahead(step + 1, version, timers)
+        return current.requests, rollouts
 
-    def settle(self) -> None:
-        """Before a checkpoint or a validation: what is drawn ahead is waited for and becomes part
-        of the state, as prompts that are finished already.
+    def drain(self) -> None:
+        """Wait for the rollouts generated ahead and put them back as finished prompts.
+
+        Called before a checkpoint, of whose state they become a part, and before a validation.
+        Raises as ``collect`` does.
         """
         if self._ahead is None:
             return
-        drawn, self._ahead = self._ahead, None
-        rollouts = self._agree(drawn)
+        current = self._ahead
+        self._ahead = None
+        rollouts = self._agree(current)
         n = self.sampler.n
-        parts = {
-            place: rollouts.samples[i : i + n]
-            for i, place in enumerate(rollouts.prompts)
-            if i % n == 0
-        }
-        self.prompts.give_back(
-            unfinished(drawn.asks, share_samples({**parts, **rollouts.unfinished}, n, self._world))
-        )
+        samples = dict(rollouts.unfinished)
+        for first in range(0, len(rollouts.samples), n):
+            index = rollouts.prompt_indices[first]
+            samples[index] = rollouts.samples[first : first + n]
+        shared = share_samples(samples, n, self._world)
+        self.prompts.put_back(to_resume(current.requests, shared))
 
     def stats(self) -> dict[str, float]:
-        """``rollout/*``: what the engine says of its last generation."""
+        """Metrics ``rollout/*``: the engine's counters of its last generation."""
         return {f"rollout/{name}": float(value) for name, value in self._stats.items()}
 
     def close(self) -> None:
-        """Forget what is drawn ahead. Close the engine first: then it ends at once."""
+        """End the thread that generates ahead. Close the engine first, which ends a generation."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _draw(self, step: int, version: int, timers: Timers, finished: Told | None) -> _Drawn:
-        asks = self._take(step, version, timers)
+    def _generate_now(
+        self, step: int, version: int, timers: Timers, on_finished: OnFinished | None
+    ) -> _Collection:
+        requests = self._take(step, version, timers)
         result: Future[Rollouts] = Future()
         try:
-            with self._synced.ready(version, timers, stay=self._one_step_off):
+            with self._weight_sync.ready(version, timers, keep_awake=self._one_step_off):
                 try:
-                    result.set_result(self._roll(asks, self._share(asks), timers, finished))
+                    rank_requests = self._rank_requests(requests)
+                    rollouts = self._roll_out(requests, rank_requests, timers, on_finished)
+                    result.set_result(rollouts)
                 except UserError as error:
                     result.set_exception(error)
-        except EngineFailed as error:  # told once all ranks can hear it
+        except EngineFailed as error:  # raised in ``_agree``, on all ranks
             result.set_exception(error)
-        return _Drawn(asks, result)
+        return _Collection(requests, result)
 
-    def _begin(self, step: int, version: int, timers: Timers) -> _Drawn:
-        asks: list[Ask] = []
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rollout")
+    def _generate_ahead(self, step: int, version: int, timers: Timers) -> _Collection:
+        requests: list[PromptRequest] = []
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         try:
-            asks = self._take(step, version, timers)
-            with self._synced.ready(version, timers, stay=True):
-                result = self._pool.submit(self._roll, asks, self._share(asks), Timers(), None)
-        except LOST as error:  # the step at hand is whole on all ranks: told where they meet next
+            requests = self._take(step, version, timers)
+            with self._weight_sync.ready(version, timers, keep_awake=True):
+                rank_requests = self._rank_requests(requests)
+                result = self._pool.submit(self._roll_out, requests, rank_requests, Timers(), None)
+        except ENDS_THE_RUN as error:
+            # All ranks have the rollouts of the current step: they train on them, and raise the
+            # error in the next ``_agree``.
             result = Future()
             result.set_exception(error)
-        return _Drawn(asks, result)
+        return _Collection(requests, result)
 
-    def _take(self, step: int, version: int, timers: Timers) -> list[Ask]:
-        asks: list[Ask] = []
+    def _take(self, step: int, version: int, timers: Timers) -> list[PromptRequest]:
+        """The requests of a step, the same on all ranks."""
+        requests: list[PromptRequest] = []
         try:
             with timers("data_wait"), agreed(self._world):
-                asks = self.prompts.take(self.want, step, version)
-        except LOST:
-            self.prompts.give_back(asks)
+                requests = self.prompts.take(self.batch_size, step, version)
+        except ENDS_THE_RUN:
+            self.prompts.put_back(requests)
             raise
-        return asks
+        return requests
 
-    def _agree(self, drawn: _Drawn) -> Rollouts:
-        """This rank's rollouts, if all ranks have theirs."""
-        error = drawn.rollouts.exception()
+    def _agree(self, collection: _Collection) -> Rollouts:
+        """Wait for this rank's rollouts and return them if no rank failed."""
+        error = collection.rollouts.exception()
         if error is not None and not isinstance(error, EngineFailed | UserError):
             raise error
         try:
-            same_on_all(self._world, error)
-        except LOST:
-            self.prompts.give_back(drawn.asks)
+            raise_engine_failure(self._world, error)
+        except ENDS_THE_RUN:
+            self.prompts.put_back(collection.requests)
             raise
-        return drawn.rollouts.result()
+        return collection.rollouts.result()
 
-    def _share(self, asks: Sequence[Ask]) -> dict[int, Ask]:
-        """This rank's prompts by their place, in the order to begin them."""
-        mine = range(self._world.rank, len(asks), self._world.size)
-        return {place: asks[place] for place in self.prompts.long_first(mine, asks)}
-
-    def _roll(
-        self, asks: Sequence[Ask], mine: Mapping[int, Ask], timers: Timers, finished: Told | None
+    def _roll_out(
+        self,
+        requests: Sequence[PromptRequest],
+        rank_requests: Mapping[int, PromptRequest],
+        timers: Timers,
+        on_finished: OnFinished | None,
     ) -> Rollouts:
-        """This rank's share. No exchange between ranks: it runs beside training's own."""
-        want = shares(self.want, self._world.size)[self._world.rank]
-        told = (
-            (lambda place, samples: finished(asks, place, samples))
-            if finished is not None
-            else _nobody
+        """Generate this rank's share. Ranks exchange nothing here: training's own exchanges may run
+        at the same time, in another thread.
+        """
+        return self.sampler.roll_out(
+            rank_requests,
+            timers,
+            stop_after=prompts_per_rank(self.batch_size, self._world.size)[self._world.rank],
+            on_finished=None if on_finished is None else partial(on_finished, requests),
         )
-        return self.sampler.roll_out(mine, timers, want=want, finished=told)
 
-    def _give_back(self, asks: Sequence[Ask], rollouts: Rollouts) -> None:
-        if len(asks) > self.want:
-            left = share_samples(rollouts.unfinished, self.sampler.n, self._world)
-            self.prompts.give_back(unfinished(asks, left))
+    def _rank_requests(self, requests: Sequence[PromptRequest]) -> Mapping[int, PromptRequest]:
+        """This rank's requests by their index, in the order to begin them."""
+        indices = range(self._world.rank, len(requests), self._world.size)
+        return {i: requests[i] for i in self.prompts.longest_first(indices, requests)}
 
-
-def _nobody(place: int, samples: Sequence[Sample]) -> None:
-    """Hear, and do nothing."""
+    def _put_back_unfinished(self, requests: Sequence[PromptRequest], rollouts: Rollouts) -> None:
+        if len(requests) > self.batch_size:
+            shared = share_samples(rollouts.unfinished, self.sampler.n, self._world)
+            self.prompts.put_back(to_resume(requests, shared))

@@ -1,121 +1,83 @@
-"""The reference's pass over responses that are finished, while an engine of its own process
-generates the others.
-"""
+"""The reference's log-probs of finished responses, computed while a server generates the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.batching import CostModel
+from trainer.config.schema import Rollout
 from trainer.data import Batch
 from trainer.experience.batch import to_batch
-from trainer.experience.prompts import Ask
+from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
-from trainer.models.lora import adapters_off
 from trainer.rewards import Score
 from trainer.rollout import Sample
-from trainer.run.build import Context
-from trainer.update.forward import run_micro_batch
-from trainer.update.micro_batches import Stowage, stow
+
+LogProbs = Callable[[Batch], Tensor]
+"""From a batch to the log-probs of its trained tokens, float32 [tokens], on this rank alone."""
+
+
+def runs_early(rollout: Rollout) -> bool:
+    """Whether responses are generated outside of this process during the step that trains on them.
+
+    An engine in the trainer's own process leaves no time to compute anything else, and with
+    ``one_step_off`` all responses are finished when the step begins.
+    """
+    return rollout.name == "vllm_server" and rollout.streaming and not rollout.one_step_off
 
 
 class EarlyReference:
-    """Gathers finished prompts of this rank and runs the reference on them as soon as a micro-batch
-    is full.
+    """Collects finished prompts of this rank and runs the reference on them once a micro-batch is
+    full. An instance serves one step; it is the ``on_finished`` of ``RolloutCollector.collect``.
 
-    Which responses share a micro-batch follows the order of finishing, so log-probs differ by
-    rounding from one run to the next, as the samples of such an engine may anyway.
+    Which responses share a micro-batch follows the order of finishing. Log-probs therefore differ
+    by rounding from one run to the next, as the samples of a server may anyway.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        stowage: Stowage,
-        cost: CostModel,
-        *,
-        budget: int,
-        n: int,
-        temperature: float,
-    ) -> None:
-        self._module, self._cost, self._n, self._temperature = module, cost, n, temperature
-        self._stowage = replace(stowage, budget=budget, sync="step")
+    def __init__(self, log_probs: LogProbs, *, budget: int, n: int) -> None:
+        """``budget``: tokens of a micro-batch of this rank; ``n``: responses per prompt."""
+        self._log_probs = log_probs
         self._budget = budget
-        self._waiting: dict[int, Sequence[Sample]] = {}
-        self._tokens = 0
+        self._n = n
+        self._pending: dict[int, Sequence[Sample]] = {}
+        self._pending_tokens = 0
         self._columns: dict[int, list[Tensor]] = {}
 
-    @classmethod
-    def of(cls, ctx: Context) -> EarlyReference | None:
-        """The one of this step; None where there is no reference, or an engine in this process, so
-        that nothing is to be gained, and where the reference's weights are sharded.
+    def __call__(
+        self, requests: Sequence[PromptRequest], index: int, samples: Sequence[Sample]
+    ) -> None:
+        """Take the finished ``samples`` of ``requests[index]``."""
+        prompt_length = len(requests[index].example.prompt_ids)
+        self._pending[index] = samples
+        self._pending_tokens += sum(prompt_length + len(s.response_ids) for s in samples)
+        if self._pending_tokens >= self._budget:
+            self._run(requests)
+
+    def attach(self, batch: Batch, rollouts: Rollouts, requests: Sequence[PromptRequest]) -> None:
+        """Attach the column ``ref_log_probs`` [tokens] to this rank's ``batch`` of ``rollouts``.
+
+        Responses that are still pending go through the reference first.
         """
-        rollout = ctx.config.actor_rollout_ref.rollout
-        concurrent = (
-            rollout.name == "vllm_server" and rollout.streaming and not rollout.one_step_off
-        )
-        alone = (
-            ctx.ref_stowage.sync == "step"
-        )  # its weights are whole here: no rank waits for another
-        if (
-            ctx.reference is None
-            or not (concurrent and alone)
-            or not ctx.ref_stowage.dynamic
-            or ctx.rolling is None
-        ):
-            return None
-        budget = ctx.ref_stowage.budget
-        mine = int(budget if isinstance(budget, int) else budget[ctx.world.rank])
-        return cls(
-            ctx.reference,
-            ctx.ref_stowage,
-            ctx.cost,
-            budget=mine,
-            n=ctx.rolling.sampler.n,
-            temperature=ctx.objective.temperature,
-        )
+        self._run(requests)
+        parts = [torch.zeros(0)]
+        for row, index in enumerate(rollouts.prompt_indices):
+            parts.append(self._columns[index][row % self._n])
+        batch.columns["ref_log_probs"] = torch.cat(parts)
 
-    def __call__(self, asks: Sequence[Ask], place: int, samples: Sequence[Sample]) -> None:
-        """One more prompt is finished."""
-        self._waiting[place] = samples
-        self._tokens += sum(
-            len(asks[place].example.prompt_ids) + len(s.response_ids) for s in samples
-        )
-        if self._tokens >= self._budget:
-            self._run(asks)
-
-    def attach(self, batch: Batch, rollouts: Rollouts, asks: Sequence[Ask]) -> None:
-        """The column ``ref_log_probs`` of this rank's ``batch``, made of ``rollouts``; runs what
-        still waits.
-        """
-        self._run(asks)
-        order = [self._columns[place][i % self._n] for i, place in enumerate(rollouts.prompts)]
-        batch.columns["ref_log_probs"] = torch.cat([torch.zeros(0), *order])
-
-    @torch.no_grad()
-    def _run(self, asks: Sequence[Ask]) -> None:
-        places = list(self._waiting)
-        if not places:
+    def _run(self, requests: Sequence[PromptRequest]) -> None:
+        """Compute the log-probs of all pending responses."""
+        if not self._pending:
             return
-        rollouts = Rollouts(
-            prompts=[place for place in places for _ in range(self._n)],
-            samples=[s for place in places for s in self._waiting[place]],
-            scores=[Score(value=0.0)] * (len(places) * self._n),
-        )
-        batch = to_batch(rollouts, asks, self._n)
-        column = torch.zeros(batch.num_tokens)
-        for indices in stow(batch, self._stowage, 1, self._cost).micro_batches[0]:
-            chosen = torch.from_numpy(indices)
-            micro = batch.select(chosen)
-            with adapters_off(self._module) as module:
-                packed, stats = run_micro_batch(
-                    module, micro, self._stowage, temperature=self._temperature
-                )
-            column[batch.token_index(chosen)[packed.targets]] = stats.log_probs.float().cpu()
-        parts = torch.split(column, batch.lengths.tolist())
-        for k, place in enumerate(places):
-            self._columns[place] = list(parts[k * self._n : (k + 1) * self._n])
-        self._waiting, self._tokens = {}, 0
+        rollouts = Rollouts()
+        for index, samples in self._pending.items():
+            rollouts.prompt_indices += [index] * self._n
+            rollouts.samples += samples
+            rollouts.scores += [Score(value=0.0)] * self._n
+        batch = to_batch(rollouts, requests, self._n)
+        parts = torch.split(self._log_probs(batch), batch.lengths.tolist())
+        for k, index in enumerate(self._pending):
+            self._columns[index] = list(parts[k * self._n : (k + 1) * self._n])
+        self._pending = {}
+        self._pending_tokens = 0

@@ -1,157 +1,203 @@
-"""Responses of one rank, judged while others are still generated."""
+"""The responses of one rank, scored while others are still being generated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
 from torch import Tensor
 
 from trainer.base.errors import UserError
+from trainer.config.schema import Config
 from trainer.data import Example
-from trainer.experience.prompts import Ask
-from trainer.rewards import RewardRequest, Score, Scorer
-from trainer.rewards.judging import Judging
-from trainer.rollout import Finished, Generation, Group, Sample, Sampling
+from trainer.experience.generators import Generator
+from trainer.experience.prompt_queue import PromptRequest
+from trainer.rewards import RewardRequest, Score, Scorer, ScoringRound
+from trainer.rollout import Group, Sample, Sampling
 from trainer.tracking import Timers
 
+VALIDATION_SEED = 0x5EED
+"""Added to the seed in validation, so that its random numbers differ from training's."""
 
-class Speaker(Protocol):
-    """Generates groups: a rollout engine, or one behind an agent."""
-
-    def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
-        """See :class:`trainer.rollout.RolloutEngine`."""
+OnSamples = Callable[[int, Sequence[Sample]], None]
+"""Called with the index of a finished request and its samples."""
 
 
 @dataclass(kw_only=True)
 class Rollouts:
-    """What one rank generated, prompt after prompt: the prompt's place in the step, sample, score
-    and text of each response.
-    """
+    """The finished responses of one rank, prompt by prompt. Lists have one entry per response."""
 
-    prompts: list[int] = field(default_factory=list)
+    prompt_indices: list[int] = field(default_factory=list)
+    """Index of the response's prompt among the requests of the step."""
     samples: list[Sample] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     unfinished: dict[int, list[Sample]] = field(default_factory=dict)
-    """Prompts begun but not needed, with what was drawn of them."""
+    """Partial samples of the prompts that were begun but not needed, by index of the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How responses come about and are judged: while training, or for validation."""
+    """Generates and scores the responses of training or of validation."""
 
-    speaker: Speaker
+    generator: Generator
     sampling: Sampling
     n: int
-    """Responses of a prompt."""
+    """Responses per prompt."""
     scorer: Scorer
     tokenizer: Any
     seed: int
     streaming: bool = True
-    """Judge while generating; False: afterwards."""
-    timer: str = ""
-    """Put before the names of the timers."""
+    """Score responses while others are generated. False: when all are finished."""
+    timer_prefix: str = ""
+    """Stands before the names of the timers."""
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        generator: Generator,
+        scorer: Scorer,
+        tokenizer: Any,
+        *,
+        validation: bool = False,
+    ) -> Sampler:
+        """The sampler of training, or of ``validation`` with its own ``val_kwargs`` and seed."""
+        rollout = config.actor_rollout_ref.rollout
+        settings = rollout.val_kwargs if validation else rollout
+        sampling = Sampling(
+            max_response_length=rollout.response_length,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            do_sample=settings.do_sample,
+        )
+        return cls(
+            generator=generator,
+            sampling=sampling,
+            n=settings.n,
+            scorer=scorer,
+            tokenizer=tokenizer,
+            seed=config.trainer.seed + (VALIDATION_SEED if validation else 0),
+            streaming=rollout.streaming,
+            timer_prefix="val_" if validation else "",
+        )
 
     def roll_out(
         self,
-        asks: Mapping[int, Ask],
+        requests: Mapping[int, PromptRequest],
         timers: Timers,
         *,
-        want: int | None = None,
-        finished: Callable[[int, Sequence[Sample]], None] = lambda number, samples: None,
+        stop_after: int | None = None,
+        on_finished: OnSamples | None = None,
     ) -> Rollouts:
-        """Generate and judge ``n`` responses of each of ``asks`` (by place in the step), begun in
-        their order.
+        """Generate and score ``n`` responses for each of ``requests`` (by index in the step), begun
+        in their order. With ``stop_after``, stop when that many prompts are finished.
 
-        Random numbers belong to (seed, step, number, sample) of an ask, so the share of a rank
-        doesn't change what is drawn. With ``want``, stop when so many prompts are finished.
-        ``finished`` is told of each at once. Timers: ``gen``, and ``reward`` for what judging takes
-        after it.
+        Random numbers depend on (seed, step, number, sample) of a request, so they don't depend on
+        how requests are divided between ranks. Timers: ``gen``, and ``reward`` for the scoring that
+        lasts longer than the generation.
+
+        Raises UserError when a reward function or an agent fails, EngineFailed when the engine is
+        lost.
         """
-        places = list(asks)
-        groups = [
-            Group(
-                prompt_ids=ask.example.prompt_ids,
-                sample_ids=[ask.number * self.n + k for k in range(self.n)],
-                step=ask.step,
-                begun=ask.begun,
-            )
-            for ask in asks.values()
-        ]
-        done: dict[int, Sequence[Sample]] = {}
-        order: list[int] = []
-        unfinished: dict[int, list[Sample]] = {}
-        judging = self.scorer.judging()
-        try:
-            with timers(self.timer + "gen"):
-                generation = self.speaker.generate(groups, self.sampling, seed=self.seed)
-                try:
-                    for part in _up_to(generation, len(groups) if want is None else want):
-                        place = places[part.number]
-                        order.append(place)
-                        done[place] = part.samples
-                        if self.streaming:
-                            self._judge(judging, asks[place].example, part.samples)
-                        finished(place, part.samples)
-                except (
-                    UserError
-                ):  # a reward's or an agent's: ranks that share the engine go on without this one
-                    generation.stop()
-                    raise
-                if want is not None and want < len(groups):
-                    unfinished = {places[left.number]: left.samples for left in generation.stop()}
-            with timers(self.timer + "reward"):
-                if not self.streaming:
-                    for place in order:
-                        self._judge(judging, asks[place].example, done[place])
-                scores = judging.results()
-        except BaseException:
-            judging.cancel()
-            raise
-        by_place = {place: scores[i * self.n : (i + 1) * self.n] for i, place in enumerate(order)}
-        result = Rollouts(unfinished=unfinished)
-        for place in sorted(
-            done
-        ):  # not in the order of finishing: what follows shall not depend on it
-            result.prompts += [place] * self.n
-            result.samples += done[place]
-            result.scores += by_place[place]
-            result.texts += self._texts(done[place])
-        return result
+        finished: dict[int, Sequence[Sample]] = {}
+        scoring = self.scorer.begin_round()
 
-    def _judge(self, judging: Judging, example: Example, samples: Sequence[Sample]) -> None:
+        def receive(index: int, samples: Sequence[Sample]) -> None:
+            finished[index] = samples
+            if self.streaming:
+                self._submit(scoring, requests[index].example, samples)
+            if on_finished is not None:
+                on_finished(index, samples)
+
+        try:
+            with timers(self.timer_prefix + "gen"):
+                unfinished = self._generate(requests, stop_after, receive)
+            with timers(self.timer_prefix + "reward"):
+                if not self.streaming:
+                    for index, samples in finished.items():
+                        self._submit(scoring, requests[index].example, samples)
+                scores = scoring.results()
+        except BaseException:
+            scoring.cancel()
+            raise
+        return self._rollouts(finished, scores, unfinished)
+
+    def _generate(
+        self, requests: Mapping[int, PromptRequest], stop_after: int | None, on_finished: OnSamples
+    ) -> dict[int, list[Sample]]:
+        """Pass on each prompt that is finished; return the partial samples of the others."""
+        indices = list(requests)
+        groups = [self._group(request) for request in requests.values()]
+        count = len(groups) if stop_after is None else stop_after
+        generation = self.generator.generate(groups, self.sampling, seed=self.seed)
+        try:
+            for group in islice(generation, count):
+                on_finished(indices[group.number], group.samples)
+        except (
+            UserError
+        ):  # of a reward or agent: ranks that share the engine go on without this one
+            generation.stop()
+            raise
+        if count >= len(groups):
+            return {}
+        return {indices[group.number]: group.samples for group in generation.stop()}
+
+    def _group(self, request: PromptRequest) -> Group:
+        first = request.number * self.n
+        return Group(
+            prompt_ids=request.example.prompt_ids,
+            sample_ids=list(range(first, first + self.n)),
+            step=request.step,
+            partial_samples=request.partial_samples,
+        )
+
+    def _submit(self, scoring: ScoringRound, example: Example, samples: Sequence[Sample]) -> None:
         for text in self._texts(samples):
-            judging.submit(_request(example, text))
+            scoring.submit(_reward_request(example, text))
 
     def _texts(self, samples: Sequence[Sample]) -> list[str]:
-        texts: list[str] = self.tokenizer.batch_decode(
-            [_written(s) for s in samples], skip_special_tokens=True
-        )
+        ids = [_model_tokens(sample) for sample in samples]
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts
 
+    def _rollouts(
+        self,
+        finished: Mapping[int, Sequence[Sample]],
+        scores: Sequence[Score],
+        unfinished: dict[int, list[Sample]],
+    ) -> Rollouts:
+        """Sorted by prompt: nothing that follows depends on the order of finishing, which
+        ``finished`` and ``scores`` have.
+        """
+        scores_of = {
+            index: scores[i * self.n : (i + 1) * self.n] for i, index in enumerate(finished)
+        }
+        result = Rollouts(unfinished=unfinished)
+        for index in sorted(finished):
+            result.prompt_indices += [index] * self.n
+            result.samples += finished[index]
+            result.scores += scores_of[index]
+            result.texts += self._texts(finished[index])
+        return result
 
-def shares(count: int, ranks: int) -> list[int]:
-    """Prompts of each rank; they differ by one at most."""
+
+def prompts_per_rank(count: int, ranks: int) -> list[int]:
+    """Number of prompts of each rank, [ranks]; they differ by one at most."""
     return [len(range(rank, count, ranks)) for rank in range(ranks)]
 
 
-def _up_to(generation: Generation, most: int) -> Iterator[Finished]:
-    if most == 0:
-        return
-    for number, part in enumerate(generation, start=1):
-        yield part
-        if number == most:
-            return
+def _model_tokens(sample: Sample) -> Tensor:
+    """The tokens that the model wrote, without those of a tool, int64 [model tokens]."""
+    if sample.response_mask is None:
+        return sample.response_ids
+    return sample.response_ids[sample.response_mask]
 
 
-def _written(sample: Sample) -> Tensor:
-    """What the model said; a tool's answers are not its own."""
-    return sample.response_ids if sample.written is None else sample.response_ids[sample.written]
-
-
-def _request(example: Example, text: str) -> RewardRequest:
+def _reward_request(example: Example, text: str) -> RewardRequest:
     return RewardRequest(
         data_source=example.data_source,
         solution_text=text,

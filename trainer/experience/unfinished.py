@@ -1,6 +1,4 @@
-"""Unfinished responses between ranks: which prompt is left over is known to all, whoever began
-it.
-"""
+"""Unfinished responses exchanged between ranks, so that every rank knows the prompts left over."""
 
 from __future__ import annotations
 
@@ -18,51 +16,58 @@ REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 
 def share_samples(
-    parts: Mapping[int, Sequence[Sample]], n: int, world: World
+    samples: Mapping[int, Sequence[Sample]], n: int, world: World
 ) -> dict[int, list[Sample]]:
-    """The ``n`` samples of each prompt in ``parts`` of all ranks, by place in the step; the same on
-    every rank.
+    """The ``n`` samples of each prompt in ``samples`` (by index in the step) of all ranks.
 
-    One exchange, as tensors. Every rank calls it.
+    The same on every rank; one exchange, as tensors. Collective.
     """
-    batch = gather(_to_batch(parts, n), world)
+    batch = gather(_to_batch(samples, n), world)
     shared: dict[int, list[Sample]] = {}
     bounds = batch.cu_seqlens.tolist()
-    for i, key in enumerate(batch.rows["ids"].tolist()):
-        at = slice(bounds[i], bounds[i + 1])
-        written = batch.columns["written"][at]
+    for i, sample_id in enumerate(batch.rows["ids"].tolist()):
+        tokens = slice(bounds[i], bounds[i + 1])
+        mask = batch.columns["response_mask"][tokens]
         sample = Sample(
-            response_ids=batch.columns["response_ids"][at].clone(),
-            log_probs=batch.columns["log_probs"][at].clone(),
+            response_ids=batch.columns["response_ids"][tokens].clone(),
+            log_probs=batch.columns["log_probs"][tokens].clone(),
             finish_reason=REASONS[int(batch.rows["reasons"][i])],
             version=int(batch.rows["versions"][i]),
-            written=None if bool(written.all()) else written.clone(),
+            response_mask=None if bool(mask.all()) else mask.clone(),
         )
-        shared.setdefault(key // n, []).append(sample)
+        shared.setdefault(sample_id // n, []).append(sample)
     return shared
 
 
-def _to_batch(parts: Mapping[int, Sequence[Sample]], n: int) -> Batch:
-    keyed = [(place * n + k, s) for place, samples in parts.items() for k, s in enumerate(samples)]
-    samples = [s for _, s in keyed]
-    masks = [
-        torch.ones(len(s.response_ids), dtype=torch.bool) if s.written is None else s.written
-        for s in samples
-    ]
-    lengths = torch.tensor([0, *(len(s.response_ids) for s in samples)], dtype=torch.int64)
-    none = torch.zeros(0, dtype=torch.int64)
+def _to_batch(samples: Mapping[int, Sequence[Sample]], n: int) -> Batch:
+    """The samples as a ragged batch, whose row ``ids`` is prompt index * ``n`` + sample index."""
+    empty = torch.zeros(0, dtype=torch.int64)  # a rank without samples has columns of these types
+    ids: list[int] = []
+    lengths = [0]
+    reasons: list[int] = []
+    versions: list[int] = []
+    response_ids = [empty]
+    log_probs = [empty.float()]
+    masks = [empty.bool()]
+    for index, group in samples.items():
+        for k, sample in enumerate(group):
+            ids.append(index * n + k)
+            lengths.append(len(sample.response_ids))
+            reasons.append(REASONS.index(sample.finish_reason))
+            versions.append(sample.version)
+            response_ids.append(sample.response_ids)
+            log_probs.append(sample.log_probs)
+            masks.append(sample.mask())
     return Batch(
-        lengths.cumsum(0),
+        torch.tensor(lengths, dtype=torch.int64).cumsum(0),
         {
-            "response_ids": torch.cat([none, *(s.response_ids for s in samples)]),
-            "log_probs": torch.cat([none.float(), *(s.log_probs for s in samples)]),
-            "written": torch.cat([none.bool(), *masks]),
+            "response_ids": torch.cat(response_ids),
+            "log_probs": torch.cat(log_probs),
+            "response_mask": torch.cat(masks),
         },
         {
-            "ids": torch.tensor([key for key, _ in keyed], dtype=torch.int64),
-            "reasons": torch.tensor(
-                [REASONS.index(s.finish_reason) for s in samples], dtype=torch.int64
-            ),
-            "versions": torch.tensor([s.version for s in samples], dtype=torch.int64),
+            "ids": torch.tensor(ids, dtype=torch.int64),
+            "reasons": torch.tensor(reasons, dtype=torch.int64),
+            "versions": torch.tensor(versions, dtype=torch.int64),
         },
     )

@@ -1,122 +1,139 @@
-"""The generation engine and the trained weights: whole, or handed over, before anything is
-generated.
-"""
+"""The rollout engine and the trained weights: handed over, or gathered, before it generates."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.config.schema import Rollout
+from trainer.models import LoadedModel
 from trainer.parallel.engine import Engine
 from trainer.parallel.weights import whole_weights
+from trainer.ranks.agreement import AgreedError, raise_on_all
 from trainer.ranks.world import World
-from trainer.rollout import EngineFailed, RolloutEngine
+from trainer.rollout import EngineFailed, RolloutEngine, make_engine
+from trainer.rollout.log_prob_check import check_log_probs
 from trainer.tracking import Timers
 
-
-class AgreedError(UserError):
-    """Wrong input that a rank met in the middle of a step; raised on all ranks alike, so that they
-    may still save.
-    """
+ENDS_THE_RUN = (EngineFailed, AgreedError)
+"""Errors that end a step and the run; raised on all ranks alike."""
 
 
-LOST = (EngineFailed, AgreedError)
-"""Why a step can't be ended, where all ranks know it."""
-
-
-class Synced:
-    """One rank's generation engine, started when it is first needed. All ranks call ``ready``
-    together.
+class WeightSync:
+    """One rank's rollout engine, started when it is first needed, and the weights that it has. All
+    ranks call ``ready`` together.
     """
 
     def __init__(
-        self, rollout: RolloutEngine, engine: Engine, *, check: Callable[[], object] | None = None
+        self,
+        rollout_engine: RolloutEngine,
+        engine: Engine,
+        *,
+        check: Callable[[], object] | None = None,
     ) -> None:
-        """``check``: called once, when weights have been handed over for the first time."""
-        self.rollout = rollout
-        self._engine, self._check = engine, check
+        """``check`` is called once, after the first hand-over of weights."""
+        self.rollout_engine = rollout_engine
+        self._engine = engine
+        self._check = check
         self._started = False
         self._version: int | None = None
 
+    @classmethod
+    def from_config(
+        cls, rollout: Rollout, loaded: LoadedModel, engine: Engine, world: World, run_dir: Path
+    ) -> WeightSync:
+        """The engine ``rollout.name``, not started yet. After the first hand-over of weights its
+        log-probs are compared with those of ``engine``.
+
+        Raises UserError for settings that the engine or the model can't work with.
+        """
+        rollout_engine = make_engine(rollout, loaded, engine.module, world, run_dir)
+        dtype = next(engine.module.parameters()).dtype
+
+        def check() -> None:
+            with engine.whole_weights() as module:
+                check_log_probs(
+                    rollout_engine,
+                    module,
+                    vocabulary=loaded.shape.vocab,
+                    dtype=dtype,
+                    temperature=rollout.temperature,
+                )
+
+        return cls(rollout_engine, engine, check=check)
+
     @contextmanager
     def ready(
-        self, version: int, timers: Timers, *, prefix: str = "", stay: bool = False
+        self, version: int, timers: Timers, *, prefix: str = "", keep_awake: bool = False
     ) -> Iterator[None]:
-        """Within: the engine is awake and has the weights at hand, which are ``version``; then
-        memory goes back to training unless it is to ``stay``. Timers: ``reshard`` for all of that,
-        ``sync`` for the handing over alone.
+        """Within the context the rollout engine is awake and has the current weights, ``version``.
+        Afterwards its memory goes back to training unless ``keep_awake``.
+
+        Timers, behind ``prefix``: ``reshard`` for everything, ``sync`` for the hand-over alone.
+        Raises EngineFailed when the engine is lost, UserError when it refuses the model.
         """
-        with ExitStack() as whole:
+        with ExitStack() as gathered:
             with timers(prefix + "reshard"):
-                if self.rollout.shares_weights:
+                if self.rollout_engine.shares_weights:
                     self._wake()
-                    whole.enter_context(self._engine.whole_weights())
-                    self.rollout.update_weights((), version)
+                    gathered.enter_context(self._engine.whole_weights())
+                    self.rollout_engine.update_weights((), version)
                 elif self._version != version:
                     self._hand_over(version, timers, prefix)
-                    if self._check is not None:
-                        self._check()
-                        self._check = None
+                    self._check_once()
                 else:
                     self._wake()
                 self._version = version
             yield
-        if not stay:
+        if not keep_awake:
             with timers(prefix + "reshard"):
-                self.rollout.sleep()
-                self._engine.trim()
+                self.rollout_engine.sleep()
+                self._engine.trim_memory()
+
+    def close(self) -> None:
+        """End the rollout engine."""
+        self.rollout_engine.close()
 
     def _wake(self) -> None:
         if not self._started:
-            self.rollout.start()
+            self.rollout_engine.start()
             self._started = True
-        self.rollout.wake()
+        self.rollout_engine.wake()
+
+    def _check_once(self) -> None:
+        if self._check is not None:
+            self._check()
+            self._check = None
 
     def _hand_over(self, version: int, timers: Timers, prefix: str) -> None:
-        """Sharded weights are gathered by all ranks together: one that has lost its engine gathers
-        them to the end, and all hear of it before they gather again.
+        """Send the weights to the rollout engine.
+
+        All ranks gather sharded weights together. A rank whose engine is lost therefore gathers
+        them to the end, and all ranks raise before they gather again.
         """
-        sharded, lost = self._engine.settings.zero_stage == 3, None
+        sharded = self._engine.settings.zero_stage == 3
+        error: EngineFailed | None = None
         weights = whole_weights(self._engine.module, sharded=sharded)
         try:
             self._wake()
             with timers(prefix + "sync"):
-                self.rollout.update_weights(weights, version)
-        except EngineFailed as error:
-            lost = error
+                self.rollout_engine.update_weights(weights, version)
+        except EngineFailed as failure:
+            error = failure
         if sharded:
             deque(weights, maxlen=0)
-            same_on_all(self._engine.world, lost)
-        elif lost is not None:
-            raise lost
-
-    def close(self) -> None:
-        """End the engine."""
-        self.rollout.close()
+            raise_engine_failure(self._engine.world, error)
+        elif error is not None:
+            raise error
 
 
-@contextmanager
-def agreed(world: World) -> Iterator[None]:
-    """Raise AgreedError on every rank when one of them meets wrong input within; all ranks come
-    here together.
+def raise_engine_failure(world: World, error: EngineFailed | UserError | None) -> None:
+    """Raise on every rank when one of them lost its rollout engine or met wrong input. Collective.
+
+    Raises AgreedError for wrong input, which comes first, and EngineFailed for a lost engine.
     """
-    error: UserError | None = None
-    try:
-        yield
-    except UserError as found:
-        error = found
-    same_on_all(world, error)
-
-
-def same_on_all(world: World, error: EngineFailed | UserError | None) -> None:
-    """Raise on every rank when one of them has lost its engine, or met wrong input (AgreedError; it
-    comes first). All ranks call it with what they know.
-    """
-    users = isinstance(error, UserError)
-    found = world.any(2 if users else int(error is not None))
-    if found == 2:
-        raise AgreedError(next(filter(None, world.texts(str(error) if users else "")))) from error
-    if found:
-        raise error or EngineFailed("the rollout engine of another rank is lost")
+    elsewhere = EngineFailed("the rollout engine of another rank is lost")
+    raise_on_all(world, error, elsewhere=elsewhere)

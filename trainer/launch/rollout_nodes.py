@@ -1,12 +1,11 @@
-"""Nodes of a job that train nothing and hold vLLM servers (``actor_rollout_ref.rollout.nnodes``):
-how the ranks find them, and how they end together.
+"""Nodes of a job that train nothing and hold vLLM servers (``actor_rollout_ref.rollout.nnodes``).
 
-On each of these nodes one process, the host, keeps the servers; the job's other processes there
-wait for its end. It tells its address and a token in a private note beside the ranks' own. Rank 0
-holds a connection to every host: its life line. When that ends, whatever rank 0 died of, the host
-ends its servers and itself.
+How ranks find them, and how all end together: on each of these nodes one process, the node agent,
+supervises the servers; the job's other processes there wait for its end. The agent publishes its
+address and a token in a private file in ``RUN_DIR/rendezvous``. Rank 0 holds a connection to every
+agent, its lifeline. When that closes, whatever ended rank 0, the agent ends its servers and itself.
 
-Standard library only: a process that just waits has no use for torch.
+No torch in here: a process that only waits does not need it.
 """
 
 from __future__ import annotations
@@ -15,181 +14,144 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.base.environment import RankInfo, RolloutTask, attempt_name, rollout_nodes
-from trainer.base.errors import EXIT_OK, Failure, UserError
+from trainer.base import atomic
+from trainer.base.connections import Address, keep_alive, read_status
+from trainer.base.errors import UserError
+from trainer.base.rank_info import RankInfo, attempt_name, num_rollout_nodes
 
 if TYPE_CHECKING:
     from trainer.config.schema import Config
 
 KEY = "actor_rollout_ref.rollout.nnodes"
-LIFE, BESIDE = "/life", "/beside"
-"""What rank 0 holds on to, and what the other processes of the host's node do."""
-CORES = "X-Cores"
-"""Header: CPU cores that a process on the host's node may use and doesn't need."""
-IDLE_S, INTERVAL_S, PROBES = 15, 5, 6
-KEEPALIVE = (
-    (socket.TCP_KEEPIDLE, IDLE_S),
-    (socket.TCP_KEEPINTVL, INTERVAL_S),
-    (socket.TCP_KEEPCNT, PROBES),
-)
-LOST_S = IDLE_S + INTERVAL_S * PROBES
-"""After so long a machine that gives no sign counts as lost."""
+LIFELINE_PATH = "/lifeline"
+"""What rank 0 requests of a node agent, and holds open."""
+PEER_PATH = "/peer"
+"""What the other processes of a node agent's node request of it, and hold open."""
+CORES_HEADER = "X-Cores"
+"""CPU cores that a process on the agent's node may use and does not need."""
 POLL_S = 0.05
-ANSWER_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where something listens."""
-
-    host: str
-    port: int
-    token: str = field(repr=False)
-    """Who carries it is answered."""
+CONNECT_TIMEOUT_S = 30.0
 
 
 def require(config: Config) -> None:
-    """Raises :class:`UserError` when the settings want nodes for servers and nothing has given this
-    run any.
+    """Check that this job has the nodes for servers that ``config`` wants.
+
+    Raises :class:`UserError` when it has not.
     """
     wanted = config.actor_rollout_ref.rollout.nnodes
-    if wanted and wanted != rollout_nodes():
+    if wanted and wanted != num_rollout_nodes():
         raise UserError(
             f"{KEY}={wanted} puts vLLM servers on nodes of their own, which a Slurm job has: add "
-            "-m "
-            f"hydra/launcher=slurm. On this machine leave {KEY} out: the servers then run beside "
-            "the trainer."
+            f"-m hydra/launcher=slurm. On this machine leave {KEY} out: the servers then run "
+            "beside the trainer."
         )
 
 
-def run_task(run_dir: Path, task: RolloutTask) -> int:
-    """The life of a process on a node that only holds servers; its exit code."""
-    from trainer.config import load_frozen
-
-    patience = load_frozen(run_dir).trainer.join_timeout_s
-    if task.local_id == 0:
-        from trainer.rollout.vllm.nodes.agent import host
-
-        return host(run_dir, task, patience_s=patience)
-    _say(f"This node only holds vLLM servers: this process waits for their end ({KEY}).")
-    address = _read(note(run_dir, task.node), time.monotonic() + patience)
-    if address is None:
-        raise Failure(
-            "the host of this node's servers did not come within "
-            f"trainer.join_timeout_s={patience:g}"
-        )
-    wait_for_end(hold(address, BESIDE))
-    return EXIT_OK
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def note(run_dir: Path, node: int) -> Path:
-    """The file with the address of the host on rollout node ``node``, of this attempt."""
+def address_file(run_dir: Path, node: int) -> Path:
+    """Return the path of the agent's address on rollout node ``node``, in this attempt."""
     return run_dir / "rendezvous" / f"{attempt_name()}.rollout_{node}.json"
 
 
-def publish(run_dir: Path, node: int, address: Address) -> None:
-    """Write the note, for its owner's eyes only."""
-    path = note(run_dir, node)
+def publish_address(run_dir: Path, node: int, address: Address) -> None:
+    """Write the agent's address, readable by its owner only."""
+    path = address_file(run_dir, node)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temp = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump({"host": address.host, "port": address.port, "token": address.token}, file)
-    temp.replace(path)
+    atomic.write_json(path, {"host": address.host, "port": address.port, "token": address.token})
 
 
-def find(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
-    """The hosts of ``count`` nodes. Raises TimeoutError that names those which did not come within
-    ``timeout_s``.
+def find_agent(run_dir: Path, node: int, deadline: float) -> Address | None:
+    """Wait for the agent of rollout node ``node`` to publish its address.
+
+    Returns None when it has not by ``deadline`` (of ``time.monotonic``).
     """
-    until = time.monotonic() + timeout_s
-    found = [_read(note(run_dir, node), until) for node in range(count)]
-    if missing := [str(node) for node, address in enumerate(found) if address is None]:
-        raise TimeoutError(
-            f"{len(missing)} of {count} nodes for vLLM servers did not come within {timeout_s:g} "
-            "s: number "
-            f"{', '.join(missing)} of the job's last nodes. Look into the logs of their processes; "
-            "where images or "
-            "file systems start slowly, raise trainer.join_timeout_s."
-        )
-    return [address for address in found if address is not None]
-
-
-def _read(path: Path, until: float) -> Address | None:
+    path = address_file(run_dir, node)
     while True:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return Address(**json.loads(path.read_text()))
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
 
 
+def find_agents(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
+    """Wait for the agents of ``count`` nodes and return their addresses.
+
+    Raises TimeoutError that names those which have not published any within ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    addresses: list[Address] = []
+    missing: list[str] = []
+    for node in range(count):
+        address = find_agent(run_dir, node, deadline)
+        if address is None:
+            missing.append(str(node))
+        else:
+            addresses.append(address)
+    if missing:
+        raise TimeoutError(
+            f"{len(missing)} of {count} nodes for vLLM servers did not come within {timeout_s:g} "
+            f"s: number {', '.join(missing)} of the job's last nodes. Look into the logs of their "
+            "processes; where images or file systems start slowly, raise trainer.join_timeout_s."
+        )
+    return addresses
+
+
 @contextmanager
-def held(config: Config, run_dir: Path, info: RankInfo) -> Iterator[None]:
-    """Rank 0 holds the life lines of all hosts inside; afterwards the hosts end."""
-    with ExitStack() as lines:
-        if info.rank == 0 and (count := config.actor_rollout_ref.rollout.nnodes):
-            for address in find(run_dir, count, config.trainer.join_timeout_s):
-                lines.callback(_let_go, hold(address, LIFE))
+def lifelines(config: Config, run_dir: Path, info: RankInfo) -> Iterator[None]:
+    """Context in which rank 0 holds the lifelines of all agents; afterwards the agents end.
+
+    Raises TimeoutError when an agent does not come within ``trainer.join_timeout_s``.
+    """
+    count = config.actor_rollout_ref.rollout.nnodes
+    with ExitStack() as stack:
+        if info.rank == 0 and count:
+            for address in find_agents(run_dir, count, config.trainer.join_timeout_s):
+                stack.callback(_close, connect(address, LIFELINE_PATH))
         yield
 
 
-def hold(address: Address, path: str) -> socket.socket:
-    """An open connection to a host, which has answered. Raises OSError when it doesn't."""
-    line = socket.create_connection((address.host, address.port), timeout=ANSWER_S)
-    keep_alive(line)
+def connect(address: Address, path: str) -> socket.socket:
+    """Request ``path`` of an agent and return the open connection.
+
+    Raises OSError when the agent does not accept it.
+    """
+    connection = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
+    keep_alive(connection)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    lines = [
+    head = [
         f"GET {path} HTTP/1.1",
         f"Host: {address.host}",
         f"Authorization: Bearer {address.token}",
+        f"{CORES_HEADER}: {cores}",
+        "",
+        "",
     ]
-    line.sendall("\r\n".join([*lines, f"{CORES}: {cores}", "", ""]).encode())
-    if (status := read_status(line)) != HTTPStatus.OK:
-        line.close()
-        raise ConnectionError(f"the host at {address.host}:{address.port} did not answer: {status}")
-    line.settimeout(None)
-    return line
+    connection.sendall("\r\n".join(head).encode())
+    status = read_status(connection)
+    if status != HTTPStatus.OK:
+        connection.close()
+        raise ConnectionError(
+            f"the node agent at {address.host}:{address.port} did not answer: {status}"
+        )
+    connection.settimeout(None)
+    return connection
 
 
-def read_status(line: socket.socket) -> int:
-    """The status of the answer on ``line``, of which no more than its head is read; 0 where there
-    is none.
-    """
-    with line.makefile("rb", 0) as answer:
-        words = answer.readline().split()
-        while answer.readline().strip():
-            pass
-    return int(words[1]) if len(words) > 1 else 0
-
-
-def keep_alive(line: socket.socket) -> None:
-    """Let a connection whose other machine is lost end by itself."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
-        line.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def wait_for_end(line: socket.socket) -> None:
-    """Until the other side is gone."""
-    with line, contextlib.suppress(OSError):
-        while line.recv(1024):
+def wait_until_closed(connection: socket.socket) -> None:
+    """Wait until the other side has closed ``connection``, or is gone."""
+    with connection, contextlib.suppress(OSError):
+        while connection.recv(1024):
             pass
 
 
-def _let_go(line: socket.socket) -> None:
-    with line, contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)  # a forked child may hold the connection too
+def _close(connection: socket.socket) -> None:
+    """Close ``connection`` for all processes: a forked child may have inherited it."""
+    with connection, contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Watch the ranks of a run until all have ended, within bounds."""
+"""Wait for the ranks of a run, end all of them when one fails, and say which one failed first."""
 
 from __future__ import annotations
 
@@ -6,192 +6,183 @@ import contextlib
 import os
 import queue
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
 
 from trainer.base import signals
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER
-from trainer.launch.report import read_error
+from trainer.launch.rank_process import RankProcess
 
 KILL_GRACE_S = "PLIMSOLL_KILL_GRACE_S"
 """Seconds between TERM and KILL for ranks whose peer has failed (default 10)."""
 FINISH_GRACE_S = "PLIMSOLL_FINISH_GRACE_S"
-"""Seconds that ranks may go on after the first one finished in order (default 600: a last save)."""
-PUMP_S = 2.0
-LOOK_S = 0.5
-"""How often the launcher looks for errors that ranks left before they ended."""
-
-
-@dataclass
-class Child:
-    """One rank's process."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    log: Path
-    error_file: Path
-    pump: threading.Thread | None = None
-    keep_open: int | None = None
-    code: int | None = None
-    ended_at: float = field(default=0.0)
-    """time.time() when it ended."""
-
-    def send(self, number: int) -> None:
-        """Signal the rank itself."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """KILL the rank and everything in its process group (its data-loader workers)."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def verdict(self) -> int:
-        """Its exit code, or what it left in its error file when it was killed on its way out."""
-        code = self.code if self.code is not None else 1
-        left = read_error(self.error_file) if code < 0 else None
-        return code if left is None else left.code
-
-    def error_time(self) -> float:
-        """When it failed: as it says itself, else its end."""
-        left = read_error(self.error_file)
-        return self.ended_at if left is None else left.time
-
-
-@dataclass
-class Ending:
-    """What the launcher itself did to bring the ranks to an end."""
-
-    stopped_at: float | None = None
-    """time.time() when the ranks that still ran were told to stop."""
-    lagging: tuple[int, ...] = ()
-    """Ranks that went on too long after the first one had finished in order."""
-    interrupted: bool = False
-    """A second INT: everything was killed at once."""
+"""Seconds that ranks may run after the first one finished in order (default 600: a last save)."""
+OUTPUT_TIMEOUT_S = 2.0
+"""How long the launcher waits for the last output of a rank that has ended."""
+POLL_S = 0.5
+"""How often the launcher looks for errors of ranks that have not ended."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The run's exit code, the rank to blame (None when nobody failed) and how that one ended."""
+class RunResult:
+    """The run's exit code, the rank that failed first (None when none did) and how it ended."""
 
     code: int
-    failed: int | None
+    failed_rank: int | None
     reason: str
 
 
-def watch(children: Sequence[Child]) -> Verdict:
-    """Wait for all ``children``. After the first failure the others get TERM, then KILL; signals
-    are forwarded.
+def watch(processes: Sequence[RankProcess]) -> RunResult:
+    """Wait for all ranks. After the first failure the others get TERM, then KILL; signals are
+    forwarded to them.
     """
-    events: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
-    for child in children:
-        threading.Thread(target=_await, args=(child, events), daemon=True).start()
+    watcher = Watcher(processes)
     try:
-        with _forwarding(events):
-            ending = _until_all_ended(children, events)
+        with watcher.forwarding_signals():
+            watcher.wait_until_all_ended()
     finally:
-        for child in children:
-            # what a rank left behind in its group; and everything, if we are leaving early
-            child.kill()
-            if child.pump is not None:
-                child.pump.join(PUMP_S)
-        if children[0].keep_open is not None:
-            os.close(children[0].keep_open)
-    return judge(children, ending)
+        for process in processes:
+            # Kills what a rank left in its group, and everything on an early way out.
+            process.kill()
+            if process.output_thread is not None:
+                process.output_thread.join(OUTPUT_TIMEOUT_S)
+        if processes[0].parent_pipe is not None:
+            os.close(processes[0].parent_pipe)
+    return result_of(processes, watcher)
 
 
-def _await(child: Child, events: queue.SimpleQueue[tuple[str, int, int]]) -> None:
-    events.put(("ended", child.rank, child.process.wait()))
+class Watcher:
+    """Waits for ranks to end, and records what it did to end them."""
 
+    def __init__(self, processes: Sequence[RankProcess]) -> None:
+        self._processes = processes
+        self._events: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
+        """``("ended", rank, exit code)`` and ``("signal", -1, number)``."""
+        self._kill_grace = float(os.environ.get(KILL_GRACE_S, "10"))
+        self._finish_grace = float(os.environ.get(FINISH_GRACE_S, "600"))
+        self._deadline: float | None = None
+        """time.monotonic() when the ranks that still run are stopped or killed."""
+        self._interrupts = 0
+        self.stopped_at: float | None = None
+        """time.time() when the ranks that still ran were told to stop."""
+        self.lagging: tuple[int, ...] = ()
+        """Ranks that still ran long after the first one had finished in order."""
+        for process in processes:
+            threading.Thread(target=self._wait_for, args=(process,), daemon=True).start()
 
-def _until_all_ended(
-    children: Sequence[Child], events: queue.SimpleQueue[tuple[str, int, int]]
-) -> Ending:
-    kill_grace = float(os.environ.get(KILL_GRACE_S, "10"))
-    finish_grace = float(os.environ.get(FINISH_GRACE_S, "600"))
-    ending = Ending()
-    deadline: float | None = None
-    interrupts = 0
-    while running := [c for c in children if c.code is None]:
+    @property
+    def interrupted(self) -> bool:
+        """Whether a second INT came, at which everything is killed."""
+        return self._interrupts > 1
+
+    def wait_until_all_ended(self) -> None:
+        """Handle events until no rank runs."""
+        running = list(self._processes)
+        while running:
+            self._handle_event(running)
+            running = [process for process in running if process.code is None]
+
+    @contextlib.contextmanager
+    def forwarding_signals(self) -> Iterator[None]:
+        """Turn signals to this process into events."""
+        cause = signals.requested()
+        if cause:  # it came while the ranks were being started
+            self._events.put(("signal", -1, getattr(signal, f"SIG{cause}")))
+        before = {number: signal.signal(number, self._on_signal) for number in signals.CAUGHT}
         try:
-            wait = (
-                LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
-            )
-            kind, rank, value = events.get(timeout=wait)
-        except queue.Empty:
-            kind, rank, value = "look", -1, 0
-        # A rank that failed may hang on its way out (its peers are in a collective): what it left
-        # is enough.
-        stop = ending.stopped_at is None and any(c.error_file.exists() for c in running)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle_event(self, running: Sequence[RankProcess]) -> None:
+        kind, rank, value = self._next_event()
         if kind == "ended":
-            children[rank].code, children[rank].ended_at = value, time.time()
-            stop = stop or (value not in (EXIT_OK, EXIT_REQUEUE) and ending.stopped_at is None)
-            if deadline is None:
-                deadline = time.monotonic() + finish_grace
+            self._on_end(rank, value, running)
         elif kind == "signal":
-            interrupts += value == signal.SIGINT
-            ending.interrupted = interrupts > 1
-            for child in running:
-                child.kill() if ending.interrupted else child.send(value)
-        elif deadline is None or time.monotonic() < deadline:
-            pass
-        elif ending.stopped_at is None:
-            stop, ending.lagging = True, tuple(c.rank for c in running)
-        else:
-            for child in running:
-                child.kill()
-            deadline = time.monotonic() + kill_grace
-        if stop:
-            ending.stopped_at, deadline = time.time(), time.monotonic() + kill_grace
-            for child in running:
-                child.send(signal.SIGTERM)
-    return ending
+            self._forward(value, running)
+        elif self._deadline is not None and time.monotonic() >= self._deadline:
+            self._on_deadline(running)
+        # A rank that failed may hang on its way out, since its peers are in a collective: its error
+        # file is enough.
+        if self.stopped_at is None and any(process.error_file.exists() for process in running):
+            self._stop(running)
+
+    def _next_event(self) -> tuple[str, int, int]:
+        timeout = POLL_S
+        if self._deadline is not None:
+            timeout = min(timeout, max(0.0, self._deadline - time.monotonic()))
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return "none", -1, 0
+
+    def _on_end(self, rank: int, code: int, running: Sequence[RankProcess]) -> None:
+        self._processes[rank].code = code
+        self._processes[rank].ended_at = time.time()
+        if self.stopped_at is None and code not in (EXIT_OK, EXIT_REQUEUE):
+            self._stop(running)
+        elif self._deadline is None:
+            self._deadline = time.monotonic() + self._finish_grace
+
+    def _forward(self, number: int, running: Sequence[RankProcess]) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+        for process in running:
+            if self.interrupted:
+                process.kill()
+            else:
+                process.send(number)
+
+    def _on_deadline(self, running: Sequence[RankProcess]) -> None:
+        if self.stopped_at is None:
+            self.lagging = tuple(process.rank for process in running)
+            self._stop(running)
+            return
+        for process in running:
+            process.kill()
+        self._deadline = time.monotonic() + self._kill_grace
+
+    def _stop(self, running: Sequence[RankProcess]) -> None:
+        self.stopped_at = time.time()
+        self._deadline = time.monotonic() + self._kill_grace
+        for process in running:
+            process.send(signal.SIGTERM)
+
+    def _wait_for(self, process: RankProcess) -> None:
+        self._events.put(("ended", process.rank, process.process.wait()))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._events.put(("signal", -1, number))
 
 
-@contextlib.contextmanager
-def _forwarding(events: queue.SimpleQueue[tuple[str, int, int]]) -> Iterator[None]:
-    def note(number: int, frame: FrameType | None) -> None:
-        events.put(("signal", -1, number))
+def result_of(processes: Sequence[RankProcess], watcher: Watcher) -> RunResult:
+    """The result of a run whose ranks have ended.
 
-    if cause := signals.requested():  # it came while the ranks were being started
-        events.put(("signal", -1, getattr(signal, f"SIG{cause}")))
-    before = {number: signal.signal(number, note) for number in signals.CAUGHT}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def judge(children: Sequence[Child], ending: Ending) -> Verdict:
-    """Who is to blame. Ranks that only ended because they were told to, or because a peer had gone,
-    are not.
-
-    Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest error
-    is.
+    Ranks that failed only because they were told to stop, or because a peer had gone, are not the
+    cause. Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest
+    error is.
     """
-    if ending.interrupted:
-        return Verdict(128 + signal.SIGINT, None, "interrupted twice")
-    bad = [c for c in children if c.verdict() not in (EXIT_OK, EXIT_REQUEUE)]
-    if not bad:
-        requeue = any(c.code == EXIT_REQUEUE for c in children)
-        return Verdict(EXIT_REQUEUE if requeue else EXIT_OK, None, "finished")
-    own = [
-        c for c in bad if ending.stopped_at is None or c.error_time() <= ending.stopped_at
-    ] or bad
-    first = min(own, key=lambda c: (c.verdict() != EXIT_USER, c.error_time()))
-    code = first.verdict()
-    if first.rank in ending.lagging:
-        return Verdict(
-            128 - code if code < 0 else code,
-            first.rank,
-            "it went on long after another rank had finished",
-        )
+    if watcher.interrupted:
+        return RunResult(128 + signal.SIGINT, None, "interrupted twice")
+    failed = [p for p in processes if p.final_code() not in (EXIT_OK, EXIT_REQUEUE)]
+    if not failed:
+        requeue = any(process.code == EXIT_REQUEUE for process in processes)
+        return RunResult(EXIT_REQUEUE if requeue else EXIT_OK, None, "finished")
+    stopped_at = watcher.stopped_at
+    unprompted = [p for p in failed if stopped_at is None or p.error_time() <= stopped_at]
+    first = min(
+        unprompted or failed,
+        key=lambda process: (process.final_code() != EXIT_USER, process.error_time()),
+    )
+    code = first.final_code()
+    reason = f"exit code {code}"
     if code < 0:
-        return Verdict(128 - code, first.rank, f"killed by {signal.Signals(-code).name}")
-    return Verdict(code, first.rank, f"exit code {code}")
+        reason = f"killed by {signal.Signals(-code).name}"
+        code = 128 - code
+    if first.rank in watcher.lagging:
+        reason = "it went on long after another rank had finished"
+    return RunResult(code, first.rank, reason)

@@ -1,7 +1,14 @@
-"""Model loading, the ragged forward pass, attention backends and log-probs."""
+"""Models: loading, the ragged forward pass, attention backends, log-probs, LoRA.
+
+Read ``policy`` and ``load`` (settings to model), ``layout`` (a batch as one flat row), ``stats``
+(log-probs of its targets) and ``head`` (never a whole logits matrix), then ``attention`` with its
+backends ``attention_cpu`` and ``attention_cuda``. ``lora`` and ``adapters`` train adapters,
+``tiny``, ``smollm2`` and ``cache`` make the built-in models, ``huggingface`` writes a folder.
+"""
 
 from trainer.models.layout import Layout, Packed, Segment, pack, pad
 from trainer.models.load import LoadedModel, load_model, load_tokenizer, prepare_model, resolve
+from trainer.models.policy import load_policy
 from trainer.models.stats import TokenStats, token_stats
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "Segment",
     "TokenStats",
     "load_model",
+    "load_policy",
     "load_tokenizer",
     "pack",
     "pad",

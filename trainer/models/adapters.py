@@ -1,5 +1,5 @@
-"""LoRA in a run: which adapters its settings ask for, and what ties a checkpoint of them to the
-weights it lacks.
+"""LoRA in a run: the adapters of its settings, and the check that a checkpoint of adapters belongs
+to the same base weights.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.config.schema import Config
-from trainer.models import LoadedModel
+from trainer.models.load import LoadedModel
 from trainer.models.lora import Lora
 
 
 def adapters_of(config: Config) -> Lora | None:
-    """What of the model is trained in place of its own weights; None: all of these are."""
+    """The adapters of ``actor_rollout_ref.model.lora_*``; None when all weights are trained."""
     model = config.actor_rollout_ref.model
     if not model.lora_rank:
         return None
@@ -27,25 +27,26 @@ def adapters_of(config: Config) -> Lora | None:
 
 
 def adapters_state(config: Config, loaded: LoadedModel) -> dict[str, Any]:
-    """What a checkpoint keeps of the weights that are frozen, instead of them."""
+    """The entries of a checkpoint that stand for the base weights, which are not trained."""
     model = config.actor_rollout_ref.model
-    return {"alpha": float(model.lora_alpha), "base": loaded.frozen, "path": model.path}
+    return {"alpha": float(model.lora_alpha), "base": loaded.base_digest, "path": model.path}
 
 
-def require_same_base(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raises UserError when the adapters of a checkpoint (``theirs``: its ``adapters_state``) were
-    trained on other weights, or would count for more or less here.
+def require_same_base(current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise UserError when a checkpoint's adapters belong to other base weights or another alpha.
+
+    Both are values of ``adapters_state``: the run's and the checkpoint's.
     """
-    if theirs["alpha"] != ours["alpha"]:
+    if saved["alpha"] != current["alpha"]:
         raise UserError(
             "the checkpoint was trained with "
-            f"actor_rollout_ref.model.lora_alpha={theirs['alpha']:g}, this run has "
-            f"{ours['alpha']:g}: set it to {theirs['alpha']:g}"
+            f"actor_rollout_ref.model.lora_alpha={saved['alpha']:g}, this run has "
+            f"{current['alpha']:g}: set it to {saved['alpha']:g}"
         )
-    if theirs["base"] != ours["base"]:
+    if saved["base"] != current["base"]:
         raise UserError(
             "the checkpoint holds adapters, trained on other weights than those of "
-            f"{ours['path']}: set "
+            f"{current['path']}: set "
             "actor_rollout_ref.model.path to the model that the run began with (it was called "
-            f"{theirs['path']})"
+            f"{saved['path']})"
         )

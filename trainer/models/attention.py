@@ -39,11 +39,11 @@ def packed_attention(
     packed_layout: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [1, heads, tokens, head_dim], ``key`` and ``value`` [1, kv_heads, tokens, head_dim]
-    to [1, tokens, heads, head_dim].
+    """Attention of a packed row: [1, tokens, heads, head_dim], from ``query`` [1, heads, tokens,
+    head_dim], ``key`` and ``value`` [1, kv_heads, tokens, head_dim].
 
-    Without ``packed_layout`` (generation, a padded batch) it is transformers' sdpa, so one model
-    object serves both.
+    Without ``packed_layout`` (generation, a padded batch) it is transformers' sdpa, so that one
+    model object serves both.
     """
     if packed_layout is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
@@ -51,10 +51,9 @@ def packed_attention(
         )
         return result
     device = query.device.type
-    # Rotary embeddings leave query and key in float32 under autocast, the values are in the lower
-    # precision.
+    # Under autocast rotary embeddings leave query and key in float32, but values are lower.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
-    # [tokens, heads, head_dim]: how the projections wrote them.
+    # [tokens, heads, head_dim], which is contiguous as the projections wrote it.
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     backend = choose(device, dtype, query.shape[-1], str(query.device))
@@ -71,18 +70,13 @@ _BACKENDS = {
 
 @lru_cache(maxsize=64)
 def choose(device: str, dtype: torch.dtype, head_dim: int, name: str) -> str:
-    """The backend for a device: cpu, flash (the flash-attn package), varlen (torch's own) or
-    segments (any device).
+    """The backend for a device: cpu, flash (the flash-attn package), varlen (torch's own kernel) or
+    segments (any device). ``name``: the device, e.g. ``cuda:1``.
     """
     if device == "cpu":
         return "cpu"
-    half = dtype in (torch.float16, torch.bfloat16)
-    if (
-        device == "cuda"
-        and half
-        and head_dim <= 256
-        and torch.cuda.get_device_capability(name) >= (8, 0)
-    ):
+    kernel_fits = dtype in (torch.float16, torch.bfloat16) and head_dim <= 256
+    if device == "cuda" and kernel_fits and torch.cuda.get_device_capability(name) >= (8, 0):
         if importlib.util.find_spec("flash_attn") is not None:
             return "flash"
         if importlib.util.find_spec("torch.nn.attention.varlen") is not None:

@@ -1,8 +1,8 @@
-"""Packed attention on a CPU: documents of like length share one kernel call, a shared prompt is
-attended to once.
+"""Packed attention on a CPU: segments of similar length share a kernel call, and all responses of a
+prompt share the call for their attention to it.
 
-A segment with a prefix is attended in two parts, to itself (causal) and to the prefix (whole); the
-parts are joined by their log-sum-exp. The backward pass of a part needs only the joined output and
+A segment with a prefix attends in two parts, to itself (causal) and to the whole prefix; the parts
+are joined by their log-sum-exp. The backward pass of a part needs only the joined output and
 log-sum-exp, so it is exact (Liu et al. 2023, ring attention, arXiv:2310.01889, section 3).
 """
 
@@ -21,30 +21,28 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 CALL_OVERHEAD = 256
-"""What one more kernel call costs, in query-key pairs: padding that adds fewer is cheaper
-(measured).
-"""
+"""Cost of a kernel call in query-key pairs (measured): padding that adds fewer is cheaper."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Segments that one call attends to themselves. A slice when they lie side by side and are
-    equally long.
-    """
+    """Segments whose attention to themselves is one kernel call."""
 
     count: int
     width: int
     rows: Tensor | slice
-    """Rows of the tokens: int64 [count * width] with the pads repeating a row, or a slice."""
+    """Rows of their tokens: int64 [count * width], in which padding repeats a row, or a slice when
+    the segments are adjacent and equally long.
+    """
     real: Tensor | None = None
-    """int64 [tokens]: places in the padded call that are no pads; None when there are none."""
+    """int64 [tokens]: indices in the padded call that are not padding; None without padding."""
     real_rows: Tensor | None = None
-    """int64 [tokens]: the rows of those places."""
+    """int64 [tokens]: the rows of those indices."""
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Queries (of all segments behind one prefix) that attend to all ``keys``."""
+    """Queries of all segments behind one prefix, which attend to all of its ``keys``."""
 
     queries: Tensor | slice
     count: int
@@ -53,15 +51,15 @@ class Prefix:
 
 @dataclass(frozen=True)
 class CpuPlan:
-    """All kernel calls of a layer."""
+    """All kernel calls of an attention layer."""
 
     buckets: tuple[Bucket, ...]
     prefixes: tuple[Prefix, ...]
 
 
 def cpu_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """[tokens, heads, head_dim] of queries, [tokens, kv_heads, head_dim] of keys and values, to
-    [tokens, heads, head_dim].
+    """Attention [tokens, heads, head_dim] of queries [tokens, heads, head_dim] to keys and values
+    [tokens, kv_heads, head_dim].
     """
     if "cpu" not in layout.plans:
         layout.plans["cpu"] = make_plan(layout.segments)
@@ -82,15 +80,17 @@ class _PackedAttention(torch.autograd.Function):
             o, part_lse = _forward(
                 _heads(q[p.queries]), _heads(k[p.keys]), _heads(v[p.keys]), 0.0, False, scale=scale
             )
-            mine, theirs = lse[p.queries], part_lse[0].transpose(0, 1)
-            joined = torch.logaddexp(mine, theirs)
+            self_lse = lse[p.queries]
+            prefix_lse = part_lse[0].transpose(0, 1)
+            joined = torch.logaddexp(self_lse, prefix_lse)
             out[p.queries] = (
-                out[p.queries] * (mine - joined).exp_()[..., None]
-                + o[0].transpose(0, 1) * (theirs - joined).exp_()[..., None]
+                out[p.queries] * (self_lse - joined).exp_()[..., None]
+                + o[0].transpose(0, 1) * (prefix_lse - joined).exp_()[..., None]
             ).to(out.dtype)
             lse[p.queries] = joined
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.plan, ctx.scale = plan, scale
+        ctx.plan = plan
+        ctx.scale = scale
         return out
 
     @staticmethod
@@ -100,10 +100,10 @@ class _PackedAttention(torch.autograd.Function):
         q, k, v, out, lse, grad = (x.float() for x in (*ctx.saved_tensors, grad))
         dq, dk, dv = (torch.empty(x.shape) for x in (q, k, v))
         for b in ctx.plan.buckets:
-            g, o = _take(grad, b), _take(out, b)
+            g = _take(grad, b)
+            o = _take(out, b)
             if b.real is not None:
-                # A pad's query repeats a real one: without a gradient of its own it adds nothing to
-                # keys and values.
+                # Padding repeats a query: without a gradient it adds nothing to keys and values.
                 g = _only_real(g, b)
             parts = _backward(
                 g, *(_take(x, b) for x in (q, k, v)), o, _take(lse, b), 0.0, True, scale=ctx.scale
@@ -123,8 +123,8 @@ class _PackedAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             rows: tuple[Any, ...] = (p.queries, p.keys, p.keys)
-            for whole, part, at in zip((dq, dk, dv), parts, rows, strict=True):
-                whole[at] += part[0].transpose(0, 1)
+            for whole, part, part_rows in zip((dq, dk, dv), parts, rows, strict=True):
+                whole[part_rows] += part[0].transpose(0, 1)
         return dq.to(dtype), dk.to(dtype), dv.to(dtype), None, None
 
 
@@ -160,8 +160,8 @@ def _only_real(g: Tensor, b: Bucket) -> Tensor:
 
 
 def make_plan(segments: tuple[Segment, ...]) -> CpuPlan:
-    """Group segments of like length, longest first: one joins a call when its padding costs less
-    than a call.
+    """Group segments of similar length, longest first: a segment joins a call when its padding
+    costs less than another call.
     """
     order = sorted((s for s in segments if s.length), key=lambda s: (-s.length, s.start))
     buckets: list[list[Segment]] = []
@@ -189,20 +189,20 @@ def _bucket(members: list[Segment]) -> Bucket:
     if even and all(a.start + width == b.start for a, b in pairwise(members)):
         start = members[0].start
         return Bucket(len(members), width, slice(start, start + width * len(members)))
-    starts, lengths = (
-        torch.tensor(x) for x in zip(*((s.start, s.length) for s in members), strict=True)
-    )
-    places = torch.arange(width)
-    rows = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
+    starts = torch.tensor([s.start for s in members])
+    lengths = torch.tensor([s.length for s in members])
+    columns = torch.arange(width)
+    rows = starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)
     if even:
         return Bucket(len(members), width, rows.flatten())
-    real = (places < lengths[:, None]).flatten().nonzero().flatten()
+    real = (columns < lengths[:, None]).flatten().nonzero().flatten()
     return Bucket(len(members), width, rows.flatten(), real, rows.flatten()[real])
 
 
 def _prefix(start: int, length: int, members: list[Segment]) -> Prefix:
     members = sorted(members, key=lambda s: s.start)
-    keys, count = slice(start, start + length), sum(s.length for s in members)
+    keys = slice(start, start + length)
+    count = sum(s.length for s in members)
     if all(a.start + a.length == b.start for a, b in pairwise(members)):
         return Prefix(slice(members[0].start, members[0].start + count), count, keys)
     return Prefix(

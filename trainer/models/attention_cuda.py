@@ -1,7 +1,7 @@
-"""Packed attention for CUDA by flash kernels, and a plain one for any device that is also the
-tests' yardstick.
+"""Packed attention for CUDA by flash kernels, and a plain one for any device as the reference.
 
-All take [tokens, heads, head_dim] and return [tokens, heads, head_dim].
+All take queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim], and return
+[tokens, heads, head_dim].
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trainer.models.layout import Layout
 
 @dataclass(frozen=True)
 class _VarlenPlan:
-    """int32 offsets of queries and keys; ``key_rows`` int64 repeats a prefix before each of its
-    segments, or None.
+    """Offsets int32 [segments + 1] of queries and keys; ``key_rows`` int64 repeats a prefix before
+    each of its segments, or is None.
     """
 
     cu_q: Tensor
@@ -32,13 +32,14 @@ class _VarlenPlan:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """The flash-attn package's varlen kernel: causal, aligned to the last key, so a prefix is seen
-    whole.
+    """Attention [tokens, heads, head_dim] by flash-attn's varlen kernel: causal, aligned
+    to the last key, so that a whole prefix is attended to.
     """
     flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
 
     p = _varlen_plan(layout, q.device)
-    k, v = _with_prefixes(k, p), _with_prefixes(v, p)
+    k = _with_prefixes(k, p)
+    v = _with_prefixes(v, p)
     out: Tensor = flash_attn_varlen_func(
         q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, softmax_scale=scale, causal=True
     )
@@ -46,11 +47,12 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: floa
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """torch's own varlen kernel, with the same alignment."""
+    """Attention [tokens, heads, head_dim] by torch's own varlen kernel, with the same alignment."""
     from torch.nn.attention.varlen import varlen_attn
 
     p = _varlen_plan(layout, q.device)
-    k, v = _with_prefixes(k, p), _with_prefixes(v, p)
+    k = _with_prefixes(k, p)
+    v = _with_prefixes(v, p)
     gqa = q.shape[1] != k.shape[1]
     out: Any = varlen_attn(
         q, k, v, p.cu_q, p.cu_k, p.max_q, p.max_k, scale=scale, window_size=(-1, 0), enable_gqa=gqa
@@ -60,19 +62,22 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
 
 
 def segment_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """One scaled_dot_product_attention per segment. Runs anywhere, in any precision."""
+    """Attention [tokens, heads, head_dim] by one scaled_dot_product_attention per segment, on any
+    device and in any precision.
+    """
     repeat = q.shape[1] // k.shape[1]
     if repeat > 1:
-        k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+        k = k.repeat_interleave(repeat, dim=1)
+        v = v.repeat_interleave(repeat, dim=1)
     parts = []
     for s in layout.segments:
-        own = slice(s.start, s.start + s.length)
+        rows = slice(s.start, s.start + s.length)
         prefix = slice(s.prefix_start, s.prefix_start + s.prefix_length)
         keys, values = (
-            torch.cat((x[prefix], x[own])) if s.prefix_length else x[own] for x in (k, v)
+            torch.cat((x[prefix], x[rows])) if s.prefix_length else x[rows] for x in (k, v)
         )
         bias = causal_lower_right(s.length, keys.shape[0]) if s.prefix_length else None
-        queries, keys, values = (x.transpose(0, 1)[None] for x in (q[own], keys, values))
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (q[rows], keys, values))
         part = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale
         )

@@ -1,6 +1,4 @@
-"""The folder where built-in models are kept once made. Several ranks may make one at the same
-time.
-"""
+"""The folder that keeps built-in models once they are made; several ranks may make one at once."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def cached(root: Path, name: str, recipe: str, build: Callable[[Path], None]) -> Path:
-    """The folder ``name`` made by ``build`` from ``recipe``, making it when it isn't there.
+    """The folder that ``build`` makes from ``recipe``; it is made when it isn't there.
 
-    It is made under another name and renamed when whole, so nobody sees half of it and the first to
-    finish wins. Raises :class:`UserError` when the cache can't be written.
+    It is made under another name and renamed when whole, so that no process sees half of it and the
+    first to finish wins. Raises :class:`UserError` when the cache can't be written.
     """
     final = root / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if final.is_dir():

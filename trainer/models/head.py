@@ -1,6 +1,4 @@
-"""The output projection that turns hidden states into log-probs and entropies a few tokens at a
-time.
-"""
+"""The output projection, which computes log-probs and entropies from hidden states in chunks."""
 
 from __future__ import annotations
 
@@ -13,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = {"cuda": 2**25, "cpu": 2**23}
-"""Logits held at once by kind of device: 128 MiB of float32; a CPU is busy with less."""
+"""Logits in memory at a time by device type: 128 MiB of float32, on a CPU 32 MiB."""
 
 
 @dataclass(frozen=True)
 class HeadRequest:
-    """What the next forward pass wants of the head instead of logits. ``sources``, ``target_ids``
-    int64 [targets].
+    """Asks the next forward pass for log-probs (and entropies) instead of logits.
+
+    ``sources``, ``target_ids``: int64 [targets].
     """
 
     sources: Tensor
@@ -30,18 +29,17 @@ class HeadRequest:
 
 
 class TokenHead(nn.Linear):
-    """A bias-free ``lm_head``. Plain unless a request is set, so that generation sees an ordinary
-    model.
+    """A bias-free ``lm_head`` that returns logits unless a request is set.
 
-    It stays a module of the model (not a function beside it), for ZeRO-3 gathers a module's weight
-    around its forward and backward pass.
+    It is a module of the model, since ZeRO-3 gathers a module's weight around its forward and
+    backward pass.
     """
 
     _request: HeadRequest | None = None
 
     @contextmanager
     def answering(self, request: HeadRequest) -> Iterator[None]:
-        """Within: ``forward`` answers ``request``."""
+        """Inside the context ``forward`` answers ``request``."""
         self._request = request
         try:
             yield
@@ -49,25 +47,27 @@ class TokenHead(nn.Linear):
             self._request = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary]; under a request float32 [targets, 2]: log-prob and entropy (0
-        when not asked).
+        """Logits [..., vocabulary] of ``hidden`` [..., width]. On request float32 [targets, 2]:
+        log-prob and entropy, which is 0 when not asked for.
         """
         request = self._request
         if request is None:
             return super().forward(hidden)
-        flat, weight = hidden.reshape(-1, hidden.shape[-1]), self.weight
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        weight: Tensor = self.weight
         device = flat.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            flat, weight = flat.to(dtype), weight.to(dtype)
+            flat = flat.to(dtype)
+            weight = weight.to(dtype)
         with torch.autocast(device, enabled=False):
             out: Tensor = _ChunkedStats.apply(flat, weight, request)  # type: ignore[no-untyped-call]
         return out
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """log p(target) and entropy; logits exist for ``chunk_tokens`` targets at a time, in both
-    directions.
+    """log p(target) and entropy; forward and backward pass hold logits of ``chunk_tokens`` targets
+    at a time.
 
     With z = logits / temperature, p = softmax(z), H = entropy:
     d log p(t) / dz = onehot(t) - p, and dH / dz = -p * (log p + H).
@@ -84,7 +84,7 @@ class _ChunkedStats(torch.autograd.Function):
             picked = z.gather(1, request.target_ids[part, None]).squeeze(1)
             out[part, 0] = picked - lse[part]
             if request.entropy:
-                # H = lse - sum p z, with p made in place of nothing but this chunk.
+                # H = lse - sum p z
                 p = torch.exp(z - lse[part, None])
                 out[part, 1] = lse[part] - (p * z).sum(-1)
         ctx.save_for_backward(hidden, weight, lse, out)
@@ -138,7 +138,7 @@ def _logits(hidden: Tensor, weight: Tensor, request: HeadRequest, part: slice) -
 
 
 def default_chunk(vocabulary: int, device: str = "cuda") -> int:
-    """Tokens of a chunk: as many as :data:`CHUNK_ELEMENTS` allow, between 64 and 4,096."""
+    """Tokens of a chunk: as many as :data:`CHUNK_ELEMENTS` allows, between 64 and 4,096."""
     return max(64, min(4096, CHUNK_ELEMENTS[device] // max(vocabulary, 1)))
 
 

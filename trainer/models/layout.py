@@ -1,5 +1,5 @@
-"""What one micro-batch sends through the model: flat tokens, where documents begin, and which
-log-probs are wanted.
+"""The input of one forward pass: flat tokens, the segments that attend to each other, and the
+targets whose log-probs are computed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from trainer.data.batch import Batch
 
 
 class Segment(NamedTuple):
-    """A run of tokens in the flat row that attends causally to itself and, when it has one, to all
-    of its prefix.
+    """A span of tokens in the flat row. It attends causally to itself, and to all of its prefix if
+    it has one.
     """
 
     start: int
@@ -26,12 +26,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of a packed row, in order and without gaps. ``plans`` caches what a backend
-    derives from them.
-    """
+    """The segments of a packed row, in order and without gaps."""
 
     segments: tuple[Segment, ...]
     plans: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Plans that attention backends derive from the segments, by backend."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,19 +40,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """One forward pass. ``input_ids`` and ``position_ids`` int64 [1, tokens] packed, [sequences,
-    longest] padded.
+    """The input of one forward pass, packed or padded.
 
-    ``sources`` int64 [targets]: flat row whose hidden state predicts the target; ``target_ids``
-    int64 [targets]: its token; ``targets`` int64 [targets]: its place in the batch's flat columns,
-    ascending.
+    ``input_ids`` and ``position_ids``: int64 [1, tokens] packed, [sequences, longest] padded.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     sources: Tensor
+    """int64 [targets]: the index in the flat input whose hidden state predicts the target."""
     target_ids: Tensor
+    """int64 [targets]: the target's token."""
     targets: Tensor
+    """int64 [targets], ascending: the target's index in the batch's flat columns."""
     layout: Layout | None
     """None for a padded batch."""
     attention_mask: Tensor | None
@@ -61,62 +60,55 @@ class Packed:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model computes, pads included and a shared prompt once."""
+        """Tokens that the model computes, including padding; a shared prompt counts once."""
         return int(self.input_ids.numel())
 
     def to(self, device: torch.device | str) -> Packed:
         """The same with its tensors on ``device``; ``targets`` stay with the batch's columns."""
+        mask = self.attention_mask
         return replace(
             self,
             input_ids=self.input_ids.to(device, non_blocking=True),
             position_ids=self.position_ids.to(device, non_blocking=True),
             sources=self.sources.to(device, non_blocking=True),
             target_ids=self.target_ids.to(device, non_blocking=True),
-            attention_mask=None
-            if self.attention_mask is None
-            else self.attention_mask.to(device, non_blocking=True),
+            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
         )
 
 
 def pack(batch: Batch, *, share_prompts: bool = False, all_tokens: bool = False) -> Packed:
-    """Lay the sequences end to end; with ``share_prompts`` sequences of one group hold their prompt
-    once.
+    """Lay the sequences of ``batch`` end to end; with ``share_prompts`` a group's prompt once.
 
-    Targets are the tokens whose ``loss_mask`` is True (without that column, or with ``all_tokens``:
-    all of them) but never the first of a sequence. Prompts are shared when both ``groups`` and the
+    Targets are the tokens whose ``loss_mask`` is True (all tokens without that column or with
+    ``all_tokens``), except the first of a sequence. Prompts are shared when both ``groups`` and the
     prompts' tokens are equal. A batch without sequences becomes one token without targets, so that
-    every rank still runs a forward and backward pass.
+    every rank still runs a forward and a backward pass.
     """
-    wanted = _target_mask(batch, all_tokens)
     if len(batch) == 0:
         zero = torch.zeros(1, 1, dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
         return Packed(zero, zero, none, none, none, Layout((Segment(0, 1),)), None)
-    if (
-        share_prompts
-        and len(batch) > 1
-        and "groups" in batch.rows
-        and "prompt_lengths" in batch.rows
-    ):
-        tokens, rows, positions, segments = _shared(batch)
+    has_groups = "groups" in batch.rows and "prompt_lengths" in batch.rows
+    if share_prompts and has_groups and len(batch) > 1:
+        packing = _with_shared_prompts(batch)
     else:
-        tokens, rows, positions, segments = _plain(batch)
+        packing = _end_to_end(batch)
     ids = batch.columns["input_ids"]
-    targets = wanted.nonzero().flatten()
+    targets = _target_mask(batch, all_tokens).nonzero().flatten()
     return Packed(
-        input_ids=ids[tokens][None],
-        position_ids=positions[None],
-        sources=rows[targets - 1],
+        input_ids=ids[packing.tokens][None],
+        position_ids=packing.positions[None],
+        sources=packing.rows[targets - 1],
         target_ids=ids[targets],
         targets=targets,
-        layout=Layout(segments),
+        layout=Layout(packing.segments),
         attention_mask=None,
     )
 
 
 def pad(batch: Batch, *, to: int | None = None, all_tokens: bool = False) -> Packed:
-    """The padded form [sequences, ``to`` or the longest] of the same targets: the baseline that
-    packing is held to.
+    """The padded form [sequences, ``to`` or the longest] of ``batch`` with the same targets: the
+    baseline of packing. Raises ValueError when ``to`` is shorter than the longest sequence.
     """
     if len(batch) == 0:
         return pack(batch)
@@ -144,49 +136,88 @@ def _target_mask(batch: Batch, all_tokens: bool) -> Tensor:
     return mask
 
 
-def _plain(batch: Batch) -> tuple[Tensor, Tensor, Tensor, tuple[Segment, ...]]:
-    """Flat places of the row's tokens, row of each flat place, positions and segments."""
-    everything = torch.arange(batch.num_tokens)
-    positions = everything - torch.repeat_interleave(batch.cu_seqlens[:-1], batch.lengths)
-    starts, lengths = batch.cu_seqlens[:-1].tolist(), batch.lengths.tolist()
+class _Packing(NamedTuple):
+    """How the tokens of a batch lie in the packed row."""
+
+    tokens: Tensor
+    """int64 [row]: index in the batch's flat columns of each token of the row."""
+    rows: Tensor
+    """int64 [tokens]: index in the row of each token of the batch."""
+    positions: Tensor
+    """int64 [row]: position of each token in its sequence."""
+    segments: tuple[Segment, ...]
+
+
+def _end_to_end(batch: Batch) -> _Packing:
+    """The sequences one after the other."""
+    tokens = torch.arange(batch.num_tokens)
+    positions = tokens - torch.repeat_interleave(batch.cu_seqlens[:-1], batch.lengths)
+    starts = batch.cu_seqlens[:-1].tolist()
+    lengths = batch.lengths.tolist()
     segments = tuple(Segment(s, n) for s, n in zip(starts, lengths, strict=True) if n)
-    return everything, everything, positions, segments
+    return _Packing(tokens, tokens, positions, segments)
 
 
-def _shared(batch: Batch) -> tuple[Tensor, Tensor, Tensor, tuple[Segment, ...]]:
-    """As :func:`_plain`, a prompt followed by all of its responses, the prompts in order of first
-    appearance.
-    """
-    starts, lengths = batch.cu_seqlens[:-1].tolist(), batch.lengths.tolist()
-    prompts, groups = batch.rows["prompt_lengths"].tolist(), batch.rows["groups"].tolist()
+def _with_shared_prompts(batch: Batch) -> _Packing:
+    """Each prompt followed by all of its responses, the prompts in order of first appearance."""
+    starts = batch.cu_seqlens[:-1].tolist()
+    lengths = batch.lengths.tolist()
+    prompts = batch.rows["prompt_lengths"].tolist()
+    row = _RowBuilder(batch.num_tokens)
+    for sequences in _same_prompt(batch).values():
+        first = sequences[0]
+        prompt = prompts[first]
+        if len(sequences) == 1 or prompt == 0:
+            for i in sequences:
+                if lengths[i]:
+                    row.append(starts[i], lengths[i])
+            continue
+        prompt_start = row.length
+        row.append(starts[first], prompt)
+        for i in sequences:
+            row.place(starts[i], prompt, prompt_start)
+            if lengths[i] > prompt:
+                row.append(starts[i] + prompt, lengths[i] - prompt, prefix=(prompt_start, prompt))
+    return row.packing()
+
+
+def _same_prompt(batch: Batch) -> dict[tuple[int, bytes], list[int]]:
+    """Sequences by group and prompt tokens."""
+    starts = batch.cu_seqlens[:-1].tolist()
+    prompts = batch.rows["prompt_lengths"].tolist()
+    groups = batch.rows["groups"].tolist()
     ids = batch.columns["input_ids"].numpy()
     members: dict[tuple[int, bytes], list[int]] = {}
     for i, (start, prompt) in enumerate(zip(starts, prompts, strict=True)):
-        members.setdefault((groups[i], ids[start : start + prompt].tobytes()), []).append(i)
-    tokens: list[Tensor] = []
-    positions: list[Tensor] = []
-    segments: list[Segment] = []
-    rows = torch.empty(batch.num_tokens, dtype=torch.int64)
-    at = 0
+        key = (groups[i], ids[start : start + prompt].tobytes())
+        members.setdefault(key, []).append(i)
+    return members
 
-    def lay(first: int, count: int, position: int, prefix: tuple[int, int]) -> None:
-        nonlocal at
-        tokens.append(torch.arange(first, first + count))
-        positions.append(torch.arange(position, position + count))
-        segments.append(Segment(at, count, *prefix))
-        rows[first : first + count] = torch.arange(at, at + count)
-        at += count
 
-    for sequences in members.values():
-        if len(sequences) == 1 or prompts[sequences[0]] == 0:
-            for i in sequences:
-                if lengths[i]:
-                    lay(starts[i], lengths[i], 0, (0, 0))
-            continue
-        prompt, prompt_at = prompts[sequences[0]], at
-        lay(starts[sequences[0]], prompt, 0, (0, 0))
-        for i in sequences:
-            rows[starts[i] : starts[i] + prompt] = torch.arange(prompt_at, prompt_at + prompt)
-            if lengths[i] > prompt:
-                lay(starts[i] + prompt, lengths[i] - prompt, prompt, (prompt_at, prompt))
-    return torch.cat(tokens), rows, torch.cat(positions), tuple(segments)
+class _RowBuilder:
+    """Appends spans of a batch's flat columns to a packed row."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.length = 0
+        self._tokens: list[Tensor] = []
+        self._positions: list[Tensor] = []
+        self._segments: list[Segment] = []
+        self._rows = torch.empty(num_tokens, dtype=torch.int64)
+
+    def append(self, start: int, length: int, *, prefix: tuple[int, int] = (0, 0)) -> None:
+        """Append ``length`` tokens from ``start`` as a segment behind ``prefix`` (row, length)."""
+        position = prefix[1]
+        self._tokens.append(torch.arange(start, start + length))
+        self._positions.append(torch.arange(position, position + length))
+        self._segments.append(Segment(self.length, length, *prefix))
+        self.place(start, length, self.length)
+        self.length += length
+
+    def place(self, start: int, length: int, row: int) -> None:
+        """Record that ``length`` tokens from ``start`` lie in the row from index ``row`` on."""
+        self._rows[start : start + length] = torch.arange(row, row + length)
+
+    def packing(self) -> _Packing:
+        return _Packing(
+            torch.cat(self._tokens), self._rows, torch.cat(self._positions), tuple(self._segments)
+        )

@@ -1,4 +1,4 @@
-"""From ``actor_rollout_ref.model.path`` to a model that packs, its tokenizer and its shape."""
+"""From ``actor_rollout_ref.model.path`` to a model for packed batches, its tokenizer and shape."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from trainer.base.errors import UserError, nearest
-from trainer.batching.cost import ModelShape
+from trainer.base.errors import UserError, first_line, nearest
+from trainer.base.length_limit import require_fits
+from trainer.base.model_shape import ModelShape
 from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
@@ -36,22 +37,25 @@ class LoadedModel:
     shape: ModelShape
     source: str
     """Folder or hub id that the weights came from."""
-    frozen: str | None = None
-    """Digest of the weights that stay as they are while adapters are trained; None where all are
-    trained.
+    base_digest: str | None = None
+    """Digest of the base weights, which stay as they are while adapters are trained; None when all
+    weights are trained.
     """
 
-    def require_positions(self, length: int) -> None:
-        """Raise :class:`UserError` for sequences of ``length`` tokens that the model has no
-        positions for.
-        """
-        known = getattr(self.model.config, "max_position_embeddings", None)
-        if isinstance(known, int) and length > known:
-            raise UserError(
-                f"data.max_prompt_length + data.max_response_length = {length} tokens, and "
-                f"{self.source} knows {known} "
-                "positions (max_position_embeddings): lower one of the two"
-            )
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters (LoRA) are trained."""
+        return self.base_digest is not None
+
+    def require_positions(self, prompt: int, response: int) -> None:
+        """Raise UserError when ``prompt`` and ``response`` tokens exceed the model's positions."""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        require_fits(
+            prompt,
+            response,
+            positions if isinstance(positions, int) else None,
+            limited_by=f"{self.source} (max_position_embeddings)",
+        )
 
 
 def load_model(
@@ -74,26 +78,23 @@ def load_model(
     source = resolve(path, cache_dir)
     config = _config(source, path)
     tokenizer = load_tokenizer(source, path)
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's "
-            "vocabulary of "
-            f"{config.vocab_size}: give the tokenizer it was trained with, or resize its "
-            "embeddings "
-            "(model.resize_token_embeddings) and save it again"
-        )
+    _require_fitting_tokenizer(tokenizer, config.vocab_size, path)
     model = _weights(source, path, config, dtype)
     prepare_model(model)
-    frozen = None
+    base_digest = None
     if adapters is not None:
-        frozen = lora.digest(model)
+        base_digest = lora.digest(model)
         lora.add_adapters(model, adapters)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
     return LoadedModel(
-        model.to(device).train(), tokenizer, model_shape(config), str(source), frozen
+        model.to(device).train(),
+        tokenizer,
+        ModelShape.from_config(config),
+        str(source),
+        base_digest,
     )
 
 
@@ -108,7 +109,10 @@ def prepare_model(model: nn.Module) -> nn.Module:
 
 
 def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
-    """The folder (or hub id) behind ``path``; makes a built-in model on its first use."""
+    """The folder (or hub id) of ``path``; makes a built-in model on its first use.
+
+    Raises UserError for a path that is no model folder, hub id or built-in model.
+    """
     if path.startswith("builtin:"):
         name = path.removeprefix("builtin:")
         root = cache_root(cache_dir)
@@ -138,13 +142,15 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
 
 
 def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a resolved ``source``; ``path`` is what the user typed. A missing pad token
-    is its end token.
+    """The tokenizer of a resolved ``source``; ``path`` is what the user typed.
+
+    A missing pad token becomes the end token. Raises UserError for a tokenizer that can't be loaded
+    or has no end token.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as e:
-        raise UserError(f"{KEY}: {path} has no usable tokenizer: {_first_line(e)}") from e
+        raise UserError(f"{KEY}: {path} has no usable tokenizer: {first_line(e)}") from e
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would "
@@ -155,49 +161,15 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def model_shape(config: Any) -> ModelShape:
-    """The numbers that the planner's cost model wants, from a transformers config.
-
-    Mixture-of-experts fields are read under the names of Mixtral, Qwen2-MoE, Qwen3-MoE and
-    DeepSeek.
-    """
-    experts = _first_number(config, "num_experts", "num_local_experts", "n_routed_experts")
-    per_token = _first_number(config, "num_experts_per_tok") if experts else 0
-    width = _first_number(config, "moe_intermediate_size") or config.intermediate_size
-    shared = _first_number(config, "n_shared_experts")
-    if not shared:  # Qwen2-MoE gives the width of one shared expert instead of a number
-        shared = _first_number(config, "shared_expert_intermediate_size") // width
-    layers = config.num_hidden_layers
-    return ModelShape(
-        hidden=config.hidden_size,
-        layers=layers,
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        ffn=config.intermediate_size,
-        vocab=config.vocab_size,
-        head_dim=getattr(config, "head_dim", None) or 0,
-        experts=experts,
-        experts_per_token=per_token,
-        moe_ffn=width if experts else 0,
-        shared_experts=shared if experts else 0,
-        dense_layers=_dense_layers(config, layers) if experts else 0,
-        tied=bool(config.tie_word_embeddings),
-    )
-
-
-def _first_number(config: Any, *names: str) -> int:
-    """The first of the fields that the config has and that isn't 0; else 0."""
-    return next((int(v) for v in (getattr(config, name, None) for name in names) if v), 0)
-
-
-def _dense_layers(config: Any, layers: int) -> int:
-    """Layers that keep the dense feed-forward: the first ones (DeepSeek), or those listed or
-    skipped (Qwen-MoE).
-    """
-    first = _first_number(config, "first_k_dense_replace")
-    listed = set(getattr(config, "mlp_only_layers", None) or ())
-    step = _first_number(config, "decoder_sparse_step") or 1
-    return sum(i < first or i in listed or (i + 1) % step != 0 for i in range(layers))
+def _require_fitting_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, path: str
+) -> None:
+    if len(tokenizer) > vocabulary:
+        raise UserError(
+            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's "
+            f"vocabulary of {vocabulary}: give the tokenizer it was trained with, or resize "
+            "its embeddings (model.resize_token_embeddings) and save it again"
+        )
 
 
 def _checked(folder: Path) -> Path:
@@ -209,8 +181,7 @@ def _checked(folder: Path) -> Path:
         held = ", ".join(sorted(f.name for f in folder.iterdir())[:8])
         raise UserError(
             f"{KEY}: {folder} has no weights (*.safetensors); it holds {held}. Copy the weights "
-            "there, or convert "
-            "pytorch_model.bin with save_pretrained"
+            "there, or convert pytorch_model.bin with save_pretrained"
         )
     return folder
 
@@ -219,12 +190,11 @@ def _config(source: str, path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as e:
-        raise UserError(f"{KEY}: cannot read the model config of {path}: {_first_line(e)}") from e
+        raise UserError(f"{KEY}: cannot read the model config of {path}: {first_line(e)}") from e
     if config.model_type not in FAMILIES:
         raise UserError(
             f"{KEY}: {path} is of the family {config.model_type!r}; supported are "
-            f"{', '.join(FAMILIES)} "
-            "(Llama, Qwen2, Qwen2.5, Qwen3)"
+            f"{', '.join(FAMILIES)} (Llama, Qwen2, Qwen2.5, Qwen3)"
         )
     if "sliding_attention" in (getattr(config, "layer_types", None) or []):
         raise UserError(
@@ -250,7 +220,7 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
                 output_loading_info=True,
             )
     except (OSError, SafetensorError, RuntimeError) as e:
-        raise UserError(f"{KEY}: cannot load the weights of {path}: {_first_line(e)}") from e
+        raise UserError(f"{KEY}: cannot load the weights of {path}: {first_line(e)}") from e
     if report["missing_keys"]:
         # transformers would fill them with random numbers and go on.
         missing = sorted(report["missing_keys"])
@@ -265,7 +235,7 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """The run's own progress line is the only one on the screen."""
+    """Switch off transformers' progress bars: the run shows its own progress line."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -273,7 +243,3 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,8 @@
-"""LoRA (Hu et al., arXiv 2106.09685): trained matrices of a low rank beside the model's own
-weights, which stay.
+"""LoRA (Hu et al., arXiv 2106.09685): trained low-rank matrices next to the base weights, which are
+not trained.
 
 Adapters are peft's layers inside the transformers model: its class, its forward pass and the names
-of all other weights are as before. Everything else that the project has to know of them is here.
+of all other weights stay. No other module knows peft.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ BASE = ".base_layer"
 @dataclass(frozen=True, kw_only=True)
 class Lora:
     """Adapters of ``rank`` on the linear layers named ``targets``, or on all but the head.
-    ``seed``: of lora_A.
+
+    ``seed`` initialises lora_A.
     """
 
     rank: int
@@ -42,8 +43,9 @@ class Lora:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The layer's output has ``scale * x @ down.T @ up.T`` added; ``down`` [rank, in], ``up`` [out,
-    rank].
+    """Adds ``scale * x @ down.T @ up.T`` to a layer's output.
+
+    ``down``: lora_A [rank, in]; ``up``: lora_B [out, rank].
     """
 
     down: nn.Parameter
@@ -53,33 +55,36 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of the model as it was before it had adapters."""
+    """A weight of the model under the name that it had without adapters."""
 
     name: str
-    own: nn.Parameter
+    base: nn.Parameter
     adapter: Adapter | None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What has to be whole when it is ``merged``."""
-        return (
-            [self.own] if self.adapter is None else [self.own, self.adapter.down, self.adapter.up]
-        )
+        """The parameters that ``merged`` reads; under ZeRO-3 they must be gathered first."""
+        if self.adapter is None:
+            return [self.base]
+        return [self.base, self.adapter.down, self.adapter.up]
 
     def merged(self) -> Tensor:
-        """W, or W + scale up @ down: added up in float32 and rounded once to the type of W. Without
-        gradient.
+        """W, or W + scale up @ down: [out, in] without gradient.
+
+        The sum is taken in float32 and rounded once to the dtype of W.
         """
-        own = self.own.detach()
+        base = self.base.detach()
         if self.adapter is None:
-            return own
-        up, down = self.adapter.up.detach().float(), self.adapter.down.detach().float()
-        return torch.addmm(own.float(), up, down, alpha=self.adapter.scale).to(own.dtype)
+            return base
+        up = self.adapter.up.detach().float()
+        down = self.adapter.down.detach().float()
+        return torch.addmm(base.float(), up, down, alpha=self.adapter.scale).to(base.dtype)
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Give ``model`` (transformers) its adapters and freeze everything else. With up = 0 it
-    computes what it did.
+    """Add adapters to ``model`` (transformers) and train nothing else.
+
+    lora_B begins with zeros, so the model's output does not change.
 
     Raises :class:`UserError` for a target that is no linear layer of the model.
     """
@@ -105,7 +110,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapter_of(layer: nn.Module) -> Adapter | None:
-    """The adapter of a linear layer; None where it has none."""
+    """The adapter of a linear layer, or None."""
     downs: Any = layer._modules.get("lora_A")
     if downs is None:
         return None
@@ -114,17 +119,17 @@ def adapter_of(layer: nn.Module) -> Adapter | None:
 
 
 def weights(model: nn.Module) -> Iterator[Weight]:
-    """The weights under the names and in the order that ``named_parameters`` had without adapters:
-    tied ones once.
+    """The weights under the names and in the order that ``named_parameters`` has without adapters;
+    tied weights once.
     """
     seen: set[int] = set()
     for prefix, layer in model.named_modules():
         adapter = adapter_of(layer)
         if adapter is not None:
             seen |= {id(adapter.down), id(adapter.up)}
-            own: Any = layer
-            seen.add(id(own.base_layer.weight))
-            yield Weight(_join(prefix, "weight"), own.base_layer.weight, adapter)
+            wrapped: Any = layer
+            seen.add(id(wrapped.base_layer.weight))
+            yield Weight(_join(prefix, "weight"), wrapped.base_layer.weight, adapter)
             continue
         for name, parameter in layer.named_parameters(prefix.replace(BASE, ""), recurse=False):
             if id(parameter) not in seen:
@@ -134,11 +139,11 @@ def weights(model: nn.Module) -> Iterator[Weight]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
-    """Within: ``model`` computes what it did before it had adapters. Not for a pass that will see a
-    ``backward``.
+    """Inside the context ``model`` computes with its base weights alone; for passes without
+    gradients.
 
-    peft's own switch also takes the adapters' ``requires_grad`` away, which DeepSpeed and a
-    checkpoint go by.
+    peft's own switch also clears the adapters' ``requires_grad``, which DeepSpeed and checkpoints
+    read.
     """
     layers: list[Any] = [layer for layer in model.modules() if adapter_of(layer) is not None]
     for layer in layers:
@@ -151,14 +156,13 @@ def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def digest(model: nn.Module) -> str:
-    """Of the weights' values as bfloat16: the same whatever type the model was loaded in."""
-    found = xxh3_128()
+    """Digest of the weights as bfloat16, so that it does not depend on the dtype of loading."""
+    state = xxh3_128()
     for name, parameter in model.named_parameters():
-        found.update(name.encode())
-        found.update(
-            parameter.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data
-        )
-    return found.hexdigest()
+        values = parameter.detach().to("cpu", torch.bfloat16).contiguous()
+        state.update(name.encode())
+        state.update(values.view(torch.int16).numpy().data)
+    return state.hexdigest()
 
 
 def write_adapter(model: nn.Module, folder: Path) -> None:
@@ -176,17 +180,17 @@ def write_adapter(model: nn.Module, folder: Path) -> None:
 
 
 def _targets(model: nn.Module, wanted: Literal["all-linear"] | Sequence[str]) -> list[str]:
-    """Names of the layers to adapt. The head is none of them: it may be the embedding as well."""
+    """Names of the layers to adapt. The head is not among them: it may be tied to the embedding."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = (n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head)
     known = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
     if isinstance(wanted, str):
         return known
-    if unknown := [name for name in wanted if name not in known]:
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
         raise UserError(
             f"{KEY}: the model has no linear layer named {', '.join(unknown)}, but "
-            f"{', '.join(known)}; {ALL} means all "
-            "of these"
+            f"{', '.join(known)}; {ALL} means all of these"
         )
     return list(wanted)
 

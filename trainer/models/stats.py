@@ -16,12 +16,12 @@ from trainer.models.layout import Packed
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Per target: ``log_probs`` float32 [targets]; ``entropy`` float32 [targets] in nats, or None
-    when not asked.
-    """
+    """Statistics of a micro-batch's targets."""
 
     log_probs: Tensor
+    """float32 [targets], nats."""
     entropy: Tensor | None
+    """float32 [targets], nats; None when not asked for."""
 
 
 def token_stats(
@@ -33,12 +33,12 @@ def token_stats(
     chunk_tokens: int | None = None,
     forward: Callable[..., Any] | None = None,
 ) -> TokenStats:
-    """Log-probs (and entropies) of ``packed``'s targets under softmax(logits / temperature),
+    """Log-probs (and entropies) [targets] of ``packed`` under softmax(logits / temperature),
     differentiable.
 
     ``model`` comes from :func:`trainer.models.load_model`; ``forward`` is called in its place when
     an engine wraps it. At most ``chunk_tokens`` x vocabulary logits exist at a time (default: 2**25
-    logits, 2**23 on a CPU). The result lies on the model's device.
+    logits, 2**23 on a CPU). The result is on the model's device.
 
     Raises :class:`UserError` when a token id is past the vocabulary.
     """
@@ -49,8 +49,7 @@ def token_stats(
         )
     vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr,arg-type]
     _check_ids(packed, vocabulary)
-    # Recomputation of activations is a matter of model.training; a generator may have left eval()
-    # behind.
+    # Activations are recomputed in train() only, and generation may have left the model in eval().
     if model.training != torch.is_grad_enabled():
         model.train(torch.is_grad_enabled())
     packed = packed.to(model.device)  # type: ignore[arg-type]
@@ -70,7 +69,7 @@ def token_stats(
 def _attention(packed: Packed) -> dict[str, Any]:
     if packed.layout is None:
         return {"attention_mask": packed.attention_mask}
-    # A mask with four axes passes transformers' mask making untouched, which would otherwise build
+    # transformers passes a mask with four axes on as it is; without one it would build a mask
     # [tokens, tokens] from the resets of position_ids. The packed attention never reads it.
     return {
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.input_ids.device),
@@ -80,12 +79,12 @@ def _attention(packed: Packed) -> dict[str, Any]:
 
 def _check_ids(packed: Packed, vocabulary: int) -> None:
     if packed.input_ids.device.type != "cpu":
-        return  # checked before it went there; asking again would wait for the device
-    low, high = int(packed.input_ids.min()), int(packed.input_ids.max())
+        return  # already checked on the CPU; a second check would wait for the device
+    low = int(packed.input_ids.min())
+    high = int(packed.input_ids.max())
     if low < 0 or high >= vocabulary:
         raise UserError(
             f"token id {low if low < 0 else high} is outside the model's vocabulary (ids 0 to "
-            f"{vocabulary - 1}): the "
-            "data was made with another tokenizer. Use the tokenizer of "
+            f"{vocabulary - 1}): the data was made with another tokenizer. Use the tokenizer of "
             "actor_rollout_ref.model.path"
         )

@@ -1,5 +1,5 @@
-"""``builtin:tiny``: a small Llama with its own tokenizer, made on the spot. It learns short sums in
-a minute or two.
+"""``builtin:tiny``: a small Llama with a tokenizer, made on first use. It learns short sums in a
+minute or two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
+PAD = "<|pad|>"
+END = "<|end|>"
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
 SPECIAL = (PAD, END, SYSTEM, USER, ASSISTANT)
 VOCABULARY = 512
 
@@ -23,7 +27,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""One token for each role: short prompts stay short."""
+"""One token per role, so that short prompts stay short."""
 
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -41,7 +45,7 @@ SEED = 20240229
 
 
 def recipe() -> str:
-    """Everything that decides what is made; its digest names the folder in the cache."""
+    """Everything that the model depends on; its digest names the folder in the cache."""
     return json.dumps([SHAPE, SEED, CHAT_TEMPLATE, list(_corpus())], sort_keys=True)
 
 
@@ -63,9 +67,7 @@ def build(folder: Path) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 512 tokens; every digit is a token, so that sums are written as they are
-    added.
-    """
+    """Byte-level BPE of 512 tokens, in which every digit is a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

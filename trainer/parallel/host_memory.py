@@ -1,4 +1,4 @@
-"""Host memory: what was freed goes back to the machine, and worker processes inherit no weights."""
+"""Host memory: freed memory goes back to the machine, and forked processes inherit no weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from torch import Tensor
 
 MADV_DONTFORK = 10
-ALWAYS_MAPPED = 32 << 20
+MIN_OWN_MAPPING = 32 << 20
 """Bytes from which the C library gives a block a mapping of its own, which ends when it is
 freed.
 """
@@ -22,30 +22,31 @@ def trim_host_memory() -> None:
     A CPU's activations are thousands of blocks of a few MB. Freed, they would stay with the process
     and add to the peak of what comes next: the optimizer step, generation.
     """
-    if (trim := _malloc_trim()) is not None:
+    trim = _malloc_trim()
+    if trim is not None:
         trim(0)
 
 
-def keep_from_children(tensors: Iterable[Tensor]) -> None:
-    """Leave large ``tensors`` out of what forked processes inherit. They must not be read there any
-    more.
+def exclude_from_forks(tensors: Iterable[Tensor]) -> None:
+    """Leave large ``tensors`` out of what forked processes inherit, which must not read them.
 
     A data or reward worker would otherwise hold a copy of every page that training has changed
     since the worker began: all weights and all optimizer state of the rank, once per worker.
     """
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tensors
-        if t.device.type == "cpu"
-    }
-    for start, nbytes in storages.items():
-        first, last = (
-            -(-start // mmap.PAGESIZE) * mmap.PAGESIZE,
-            (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE,
-        )
-        if madvise is not None and nbytes >= ALWAYS_MAPPED:
-            madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_DONTFORK)
+    if madvise is None:
+        return
+    sizes = {}
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    for start, nbytes in sizes.items():
+        if nbytes < MIN_OWN_MAPPING:
+            continue
+        first_page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        madvise(ctypes.c_void_p(first_page), ctypes.c_size_t(end - first_page), MADV_DONTFORK)
 
 
 @cache

@@ -6,67 +6,66 @@ import sys
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.config.cli import complain
-from trainer.plan.options import Words, split
+from trainer.base.model_shape import ModelShape
+from trainer.config.cli import print_error
+from trainer.plan.options import PlanOptions, split_options
 
 HELP = """\
 python -m trainer.plan [KEY=VALUE ...] [plan.KEY=VALUE ...]
 
-Prints, before any GPU is touched: the batch algebra, the recommended token budget from your data, the memory of a rank
-by part, the size of a checkpoint and its time against the grace period, and GPU-hours. KEY=VALUE as for
-python -m trainer.
+Prints, before any GPU is touched: the batch algebra, the recommended token budget from your data,
+the memory of a rank by part, the size of a checkpoint and its time against the grace period, and
+GPU-hours. KEY=VALUE as for python -m trainer.
 
   python -m trainer.plan experiment=demo_grpo
-  python -m trainer.plan experiment=math_7b actor_rollout_ref.model.path=FOLDER plan.step_time_s=90 plan.steps=200
+  python -m trainer.plan experiment=math_7b actor_rollout_ref.model.path=FOLDER plan.steps=200
 
 plan.KEY
 """
 
 
 def main(argv: list[str]) -> int:
-    """The command line; the exit code."""
+    """Print the plan or the help text; the exit code. A UserError is printed as one message."""
     if {"--help", "-h"} & set(argv):
         from dataclasses import fields
 
         rows = "".join(
             f"  plan.{f.name:<16}{f.metadata['help']} (default {f.default})\n"
-            for f in fields(Words)
+            for f in fields(PlanOptions)
         )
         sys.stdout.write(HELP + rows)
         return 0
-    from trainer.config.entry import compose_and
+    from trainer.config.entry import compose_and_call
 
     try:
-        words, rest = split(argv)
+        options, rest = split_options(argv)
     except UserError as error:
-        return complain(error)
-    return compose_and(lambda settings: show(settings, words), rest, runs=False)
+        return print_error(error)
+    return compose_and_call(lambda settings: show(settings, options), rest, starts_run=False)
 
 
-def show(settings: Any, words: Words) -> int:
+def show(settings: Any, options: PlanOptions) -> int:
     """Print the plan of composed settings. Raises UserError with every violation at once."""
     from trainer.config import load
-    from trainer.config.checks.problems import as_error
+    from trainer.config.checks.problems import settings_error
     from trainer.plan import lengths, model, report
 
     config = load(settings, complete=False)
     path = config.actor_rollout_ref.model.path
     folder = model.folder_of(path) if path else None
-    shape = model.shape_of(folder) if folder else None
-    sizes = report.sizes_with(config, words, shape)
+    shape = ModelShape.from_folder(folder) if folder else None
+    sizes = report.sizes_of(config, options, shape)
     measured = None
-    if config.data.train_files is not None:
-        tokenizer = (
-            folder / "tokenizer.json" if folder and (folder / "tokenizer.json").is_file() else None
-        )
-        keys = config.data
-        measured = lengths.measure(
-            config.data.train_files, keys.prompt_key, keys.response_key, tokenizer
-        )
+    data = config.data
+    if data.train_files is not None:
+        tokenizer = folder / "tokenizer.json" if folder else None
+        if tokenizer and not tokenizer.is_file():
+            tokenizer = None
+        measured = lengths.measure(data.train_files, data.prompt_key, data.response_key, tokenizer)
     try:
-        sys.stdout.write(report.report(config, words, sizes, shape, measured))
+        sys.stdout.write(report.report(config, options, sizes, shape, measured))
     except ValueError as error:
-        raise as_error(str(error).splitlines()) from None
+        raise settings_error(str(error).splitlines()) from None
     return 0
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import glob
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import add
 from pathlib import Path
 from typing import Any
 
+from trainer.base.data_files import expand
+from trainer.base.data_tables import open_table
 from trainer.base.errors import UserError
+from trainer.base.json_tables import Row
 
 SAMPLE = 2000
 """Rows that are measured."""
@@ -19,27 +21,30 @@ CHARACTERS_PER_TOKEN = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Measured lengths."""
+class DataLengths:
+    """Lengths of prompts and responses in the data, in tokens."""
 
     rows: int | None
     """Rows of all files; None when not counted."""
     measured: int
+    """Rows that were measured."""
     mean_prompt: float
     mean_response: float | None
     """None when the rows hold no response."""
     longest: int
+    """Most tokens of prompt and response together."""
     exact: bool
-    """By the model's own tokenizer; else by characters."""
+    """Whether the model's own tokenizer counted; else estimated from characters."""
 
 
 def measure(
     files: str | list[str], prompt_key: str, response_key: str, tokenizer: Path | None
-) -> Lengths:
-    """Lengths of the first ``SAMPLE`` rows. Raises UserError for a missing file or field, naming
-    what is there.
+) -> DataLengths:
+    """Lengths of the first ``SAMPLE`` rows.
+
+    Raises UserError for a missing file or field; its message lists the fields that there are.
     """
-    paths = _paths(files)
+    paths = expand(files, "data.train_files")
     count = _counter(tokenizer)
     prompts: list[int] = []
     responses: list[int] = []
@@ -55,55 +60,30 @@ def measure(
             responses.append(count(_text(row[response_key])))
     if not prompts:
         raise UserError(f"data.train_files: no rows in {', '.join(map(str, paths))}")
-    full = len(responses) == len(prompts)
-    return Lengths(
+    complete = len(responses) == len(prompts)
+    if not complete:
+        responses = [0] * len(prompts)
+    return DataLengths(
         rows=sum(_row_count(path) for path in paths),
         measured=len(prompts),
         mean_prompt=sum(prompts) / len(prompts),
-        mean_response=sum(responses) / len(responses) if full else None,
-        longest=max(
-            a + b for a, b in zip(prompts, responses if full else [0] * len(prompts), strict=True)
-        ),
+        mean_response=sum(responses) / len(responses) if complete else None,
+        longest=max(map(add, prompts, responses)),
         exact=tokenizer is not None,
     )
 
 
-def _paths(files: str | list[str]) -> list[Path]:
-    found: list[Path] = []
-    for name in [files] if isinstance(files, str) else files:
-        root = Path(name).expanduser()
-        if root.is_dir():
-            matches = sorted([*root.rglob("*.jsonl"), *root.rglob("*.parquet")])
-        else:
-            matches = [Path(match) for match in sorted(glob.glob(str(root)))]
-        if not matches:
-            raise UserError(
-                f"data.train_files: {name} is not there; give a JSONL or Parquet file, a folder or "
-                "a glob"
-            )
-        found += matches
-    return found
-
-
-def _rows(paths: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _rows(paths: list[Path]) -> Iterator[tuple[Path, Row]]:
     for path in paths:
         if path.suffix == ".parquet":
             import pyarrow.parquet as parquet
 
+            # Row by row a Parquet file would be unpacked whole.
             for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
                 yield from ((path, row) for row in batch.to_pylist())
-            continue
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{path}, line {number}: no JSON ({error})") from error
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}, line {number}: a row must be an object {{...}}")
-                yield path, row
+        else:
+            table = open_table(path)
+            yield from ((path, table.read(i)) for i in range(len(table)))
 
 
 def _row_count(path: Path) -> int:
@@ -111,8 +91,7 @@ def _row_count(path: Path) -> int:
         import pyarrow.parquet as parquet
 
         return int(parquet.ParquetFile(path).metadata.num_rows)
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+    return len(open_table(path))
 
 
 def _text(value: Any) -> str:
@@ -124,7 +103,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _counter(tokenizer: Path | None) -> Any:
+def _counter(tokenizer: Path | None) -> Callable[[str], int]:
+    """A function that counts the tokens of a text."""
     if tokenizer is None:
         return lambda text: max(1, round(len(text) / CHARACTERS_PER_TOKEN))
     from tokenizers import Tokenizer

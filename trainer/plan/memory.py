@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.batching.cost import ModelShape
+from trainer.base.model_shape import ModelShape
 
 LOGITS_CHUNK = 2**25
 """Logits that exist at once, elements (log-probs are computed over chunks of tokens)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes of one rank on its device; ``host`` lies in the machine's memory."""
+class MemoryEstimate:
+    """Bytes of one rank on its device by part; ``host`` is in the machine's memory."""
 
     weights: int
     gradients: int
@@ -58,22 +58,25 @@ def predict(
     param_offload: bool = False,
     optimizer_offload: bool = False,
     adapters: int = 0,
-) -> Memory:
-    """Memory of a rank. ``adapters``: parameters that are trained in place of the model's own
-    (LoRA), whose reference is the model itself; 0: all are.
+) -> MemoryEstimate:
+    """Memory of a rank.
 
-    ``micro_batch_tokens``: tokens of the largest micro-batch; ``kv_tokens``: tokens that generation
-    holds at once. bf16 keeps fp32 gradients and an fp32 master copy beside Adam's two moments
-    (ZeRO, arXiv 1910.02054, section 3.1, with fp32 gradients); sharding as in its section 5.
+    ``adapters``: parameters that are trained in place of the model's own (LoRA), whose reference is
+    the model itself; 0: all of the model is trained. ``micro_batch_tokens``: tokens of the largest
+    micro-batch; ``kv_tokens``: tokens that generation holds at once. bf16 keeps fp32 gradients and
+    an fp32 master copy besides Adam's two moments (ZeRO, arXiv 1910.02054, section 3.1, with fp32
+    gradients); sharding as in its section 5.
     """
-    half, params, trained = precision == "bf16", shape.params + adapters, adapters or shape.params
+    half = precision == "bf16"
+    params = shape.params + adapters
+    trained = adapters or shape.params
     width = 2 if half else 4
     master = trained * 4 if half or zero_stage >= 1 else 0
     optimizer = (trained * 8 + master) // (dp if zero_stage >= 1 else 1)
     weights = params * width // (dp if zero_stage >= 3 else 1)
     gradients = trained * 4 // (dp if zero_stage >= 2 else 1)
     host = (optimizer if optimizer_offload else 0) + (weights if param_offload else 0)
-    return Memory(
+    return MemoryEstimate(
         weights=0 if param_offload else weights,
         gradients=0 if optimizer_offload and zero_stage >= 2 else gradients,
         optimizer=0 if optimizer_offload else optimizer,
@@ -109,24 +112,24 @@ def kv_bytes(shape: ModelShape, width: int) -> int:
 
 
 def adapter_params(shape: ModelShape, rank: int, targets: str | Sequence[str]) -> int:
-    """Parameters of LoRA adapters (``trainer.models.lora``) on layers of these names, or on all; 0
-    for rank 0. Experts have none.
+    """Parameters of LoRA adapters (``trainer.models.lora``) on layers of these names, or on all.
+
+    0 for rank 0. Experts have none.
     """
-    q, kv, hidden = shape.heads * shape.head_size, shape.kv_heads * shape.head_size, shape.hidden
-    attention = {
-        "q_proj": hidden + q,
-        "k_proj": hidden + kv,
-        "v_proj": hidden + kv,
-        "o_proj": q + hidden,
-    }
-    dense = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + shape.ffn)
+    hidden = shape.hidden
+    q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     mlps = shape.dense_layers if shape.experts else shape.layers
-    widths = {k: n * shape.layers for k, n in attention.items()} | {
-        k: n * mlps for k, n in dense.items()
+    widths = {  # features in and out, of all layers
+        "q_proj": (hidden + q) * shape.layers,
+        "k_proj": (hidden + kv) * shape.layers,
+        "v_proj": (hidden + kv) * shape.layers,
+        "o_proj": (q + hidden) * shape.layers,
+        "gate_proj": (hidden + shape.ffn) * mlps,
+        "up_proj": (hidden + shape.ffn) * mlps,
+        "down_proj": (shape.ffn + hidden) * mlps,
     }
-    return rank * sum(
-        n for name, n in widths.items() if isinstance(targets, str) or name in targets
-    )
+    names = widths if isinstance(targets, str) else set(targets) & set(widths)
+    return rank * sum(widths[name] for name in names)
 
 
 def checkpoint_bytes(
@@ -137,14 +140,19 @@ def checkpoint_bytes(
     reference: bool = False,
     adapters: int = 0,
 ) -> int:
-    """Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy; of
-    all ranks.
+    """Bytes of a checkpoint over all ranks.
 
-    ``reference``: and a reference that follows the policy. ``adapters``: parameters that are
-    trained and saved in place of the model's own (LoRA); 0: all are.
+    Weights, Adam's two moments in fp32 and, where the engine has one, the fp32 master copy.
+    ``reference``: whether it holds a reference that follows the policy. ``adapters``: parameters
+    that are trained and saved in place of the model's own (LoRA); 0: all of the model is.
     """
     half = precision == "bf16"
     width = 2 if half else 4
     return (adapters or shape.params) * (
         width * (2 if reference else 1) + 8 + (4 if half or zero_stage >= 1 else 0)
     )
+
+
+def predicted_save_s(num_bytes: int, *, bytes_per_s: float, commit_s: float = 1.0) -> float:
+    """Expected seconds of a save, from the beginning of its copy to its commit."""
+    return num_bytes / bytes_per_s + commit_s

@@ -1,5 +1,5 @@
-"""The command line of ``python -m trainer.plan``: settings of the run, and ``plan.*`` for what only
-a plan asks.
+"""The options ``plan.*`` of ``python -m trainer.plan``: what a plan needs besides the settings of
+the run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from trainer.base.errors import UserError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """Values of ``plan.*``. Each field's metadata says what it is."""
+class PlanOptions:
+    """Values of ``plan.*``; each field's metadata has its help text."""
 
     tp: int = field(default=1, metadata={"help": "tensor-parallel ranks"})
     pp: int = field(default=1, metadata={"help": "pipeline-parallel ranks"})
@@ -43,11 +43,15 @@ class Words:
     )
 
 
-def split(argv: Sequence[str]) -> tuple[Words, list[str]]:
-    """``plan.KEY=VALUE`` words and the rest. Raises UserError with everything that is wrong."""
-    known = {f.name: f for f in fields(Words)}
+def split_options(argv: Sequence[str]) -> tuple[PlanOptions, list[str]]:
+    """The ``plan.KEY=VALUE`` arguments, and the others.
+
+    Raises UserError with everything that is wrong.
+    """
+    known = {f.name: f for f in fields(PlanOptions)}
     values: dict[str, float | int] = {}
-    rest, problems = [], []
+    rest: list[str] = []
+    problems: list[str] = []
     for text in argv:
         if not text.startswith("plan."):
             rest.append(text)
@@ -69,4 +73,4 @@ def split(argv: Sequence[str]) -> tuple[Words, list[str]]:
             )
     if problems:
         raise UserError("\n".join(problems))
-    return Words(**values), rest  # type: ignore[arg-type]
+    return PlanOptions(**values), rest  # type: ignore[arg-type]

@@ -1,6 +1,4 @@
-"""The group of ranks that train together: process groups, device, and small exchanges over the
-CPU.
-"""
+"""One rank's view of all ranks: process groups, device, and small exchanges over the CPU."""
 
 from __future__ import annotations
 
@@ -9,20 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.base.environment import RankInfo
 from trainer.base.errors import UserError
+from trainer.base.rank_info import RankInfo
 from trainer.ranks.rendezvous import meet
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """One rank's view of all ranks. ``cpu_group`` is a gloo group: small exchanges never wait
-    behind a GPU stream.
+    """One rank among all ranks. Every exchange is collective: all ranks call it.
+
+    Exchanges go through a gloo group, so that they never wait behind a GPU stream.
     """
 
     rank: int
@@ -30,6 +30,8 @@ class World:
     local_rank: int
     device: torch.device
     cpu_group: dist.ProcessGroup
+    local_size: int = 1
+    """Ranks on this node."""
 
     @property
     def is_main(self) -> bool:
@@ -37,44 +39,53 @@ class World:
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Per key the sum over all ranks. Every rank passes the same keys; one exchange."""
-        return dict(
-            zip(values, self._reduce(list(values.values()), dist.ReduceOp.SUM), strict=True)
-        )
+        """The sum over all ranks per key. Every rank passes the same keys; one exchange."""
+        sums = self._reduce(list(values.values()), dist.ReduceOp.SUM)
+        return dict(zip(values, sums, strict=True))
 
     def max(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Per key the maximum over all ranks. Every rank passes the same keys; one exchange."""
-        return dict(
-            zip(values, self._reduce(list(values.values()), dist.ReduceOp.MAX), strict=True)
-        )
+        """The maximum over all ranks per key. Every rank passes the same keys; one exchange."""
+        maxima = self._reduce(list(values.values()), dist.ReduceOp.MAX)
+        return dict(zip(values, maxima, strict=True))
 
     def any(self, flag: int) -> int:
-        """The largest ``flag`` of all ranks: how ranks agree on a request that only some of them
-        saw.
-        """
+        """The largest ``flag`` of all ranks: a request that only some of them saw."""
         return int(self._reduce([float(flag)], dist.ReduceOp.MAX)[0])
+
+    def all(self, flag: bool) -> bool:
+        """Whether ``flag`` holds on every rank."""
+        return self._reduce([float(flag)], dist.ReduceOp.MIN)[0] == 1.0
 
     def vector(self, value: float) -> list[float]:
         """``value`` of every rank, by rank."""
-        mine = [0.0] * self.size
-        mine[self.rank] = value
-        return self._reduce(mine, dist.ReduceOp.SUM)
+        values = [0.0] * self.size
+        values[self.rank] = value
+        return self._reduce(values, dist.ReduceOp.SUM)
 
-    def texts(self, mine: str) -> list[str]:
-        """``mine`` of every rank, by rank."""
-        found = [mine] * self.size
+    def gather(self, value: Any) -> list[Any]:
+        """``value`` of every rank, by rank: any picklable value, for rare and small exchanges."""
+        values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(found, mine, group=self.cpu_group)
-        return found
+            dist.all_gather_object(values, value, group=self.cpu_group)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's ``value`` on every rank: any picklable value, for rare and small exchanges."""
+        if self.size == 1:
+            return value
+        box = [value]
+        cpu = torch.device("cpu")
+        dist.broadcast_object_list(box, src=0, group=self.cpu_group, device=cpu)
+        return box[0]
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """Elementwise sum of a CPU ``tensor`` over all ranks, in place."""
+        """Elementwise sum of a CPU ``tensor`` of any shape over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.cpu_group)
         return tensor
 
     def barrier(self) -> None:
-        """Wait for all ranks, at most the group's time-out."""
+        """Wait for all ranks, at most as long as the group's time-out."""
         if self.size > 1:
             dist.barrier(group=self.cpu_group)
 
@@ -86,22 +97,22 @@ class World:
         return [float(v) for v in tensor]
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """``auto``, ``cpu`` or ``cuda`` -> the device of this rank.
+def choose_device(requested: str, local_rank: int) -> torch.device:
+    """The device of this rank for ``trainer.device`` (``auto``, ``cpu`` or ``cuda``).
 
     Raises UserError when CUDA is asked for and this rank has no GPU.
     """
-    gpus = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "cuda" and local_rank >= max(gpus, 1) * (gpus > 0):
+    gpus = torch.cuda.device_count() if requested != "cpu" else 0
+    # One visible GPU per task is what Slurm gives under --gpus-per-task: every rank uses number 0.
+    index = local_rank if local_rank < gpus else 0
+    if requested == "cuda" and local_rank >= max(gpus, 1) * (gpus > 0):
         raise UserError(
             f"trainer.device=cuda, but local rank {local_rank} finds {gpus} GPU(s); "
             "lower trainer.n_gpus_per_node, or type trainer.device=cpu"
         )
     if gpus == 0:
         return torch.device("cpu")
-    # One visible GPU per task is what Slurm gives under --gpus-per-task: then every rank uses
-    # number 0.
-    device = torch.device("cuda", local_rank if local_rank < gpus else 0)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 
@@ -110,34 +121,36 @@ def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s
     """Meet the other ranks and make the process groups.
 
     ``meet_s`` bounds the wait for ranks that start late, ``timeout_s`` every collective: a rank
-    that died is an error on the others, never a hang.
+    that died is an error on the others, never a hang. Raises UserError for a device that is not
+    there and for a port in use, TimeoutError for ranks that don't come.
     """
-    where = choose_device(device, info.local_rank)
-    if where.type == "cpu":
-        # DeepSpeed asks its accelerator for a back end; on a GPU machine this rank is told to stay
-        # on the CPU.
+    rank_device = choose_device(device, info.local_rank)
+    if rank_device.type == "cpu":
+        # DeepSpeed picks its accelerator itself; on a GPU machine it would pick the GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # DeepSpeed reads its local rank from the environment and takes it for the number of the GPU.
-    os.environ["LOCAL_RANK"] = str(info.local_rank if where.index is None else where.index)
+    # DeepSpeed takes the local rank from the environment for the number of the GPU.
+    device_index = info.local_rank if rank_device.index is None else rank_device.index
+    os.environ["LOCAL_RANK"] = str(device_index)
     store = meet(info, run_dir=run_dir, timeout_s=meet_s)
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
-        "gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl",
+        "gloo" if rank_device.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=store,
         rank=info.rank,
         world_size=info.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
     )
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return World(
         rank=info.rank,
         size=info.world_size,
         local_rank=info.local_rank,
-        device=where,
-        cpu_group=group,
+        local_size=info.local_world_size,
+        device=rank_device,
+        cpu_group=dist.new_group(backend="gloo", timeout=timeout),
     )
 
 
 def leave() -> None:
-    """Take the process groups down, so that a finished rank leaves no threads behind."""
+    """Destroy the process groups, so that a finished rank leaves no threads behind."""
     if dist.is_initialized():
         dist.destroy_process_group()

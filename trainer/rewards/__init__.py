@@ -1,18 +1,25 @@
-"""Rewards: the maths rule, a user's own function, mixtures and length penalties."""
+"""Rewards of responses: the rule for mathematical answers, and a user's own function.
+
+Read in this order: ``types`` (request and score), ``maths`` (the rule), ``user`` (loads a user's
+function), ``scorer`` (worker processes), ``scoring_round`` (responses scored as they arrive),
+``shaping`` (mixtures and length penalties).
+"""
 
 from __future__ import annotations
 
 from trainer.rewards.maths import maths
 from trainer.rewards.scorer import Scorer
+from trainer.rewards.scoring_round import ScoringRound
 from trainer.rewards.shaping import length_penalty, mix
-from trainer.rewards.types import Reward, RewardRequest, Score
+from trainer.rewards.types import RewardFunction, RewardRequest, Score
 from trainer.rewards.user import load_reward
 
 __all__ = [
-    "Reward",
+    "RewardFunction",
     "RewardRequest",
     "Score",
     "Scorer",
+    "ScoringRound",
     "length_penalty",
     "load_reward",
     "maths",

@@ -9,75 +9,78 @@ from typing import Any
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:/\d+)?")
 _MAX_DIGITS = 200
-"""Longer numbers are no answers; reading them would cost quadratic time."""
+"""Longer numbers are not taken as answers; parsing them would take quadratic time."""
 _MAX_CHARS = 4000
-"""math-verify sees this much of an answer's end; its patterns are slow on long texts."""
+"""math-verify gets this much of the end of a response; its patterns are slow on long texts."""
 
 
 def final_text(solution: str) -> str | None:
-    """What stands after the last ``####``, up to the end of its line; None without one."""
+    """The text after the last ``####``, up to the end of its line; None without one."""
     if "####" not in solution:
         return None
     return solution.rsplit("####", 1)[1].strip().split("\n", 1)[0].strip()
 
 
 def number(text: str) -> Fraction | None:
-    """The exact number that ``text`` is, in whole: ``1,234.50``, ``-3/4``, ``$18``, ``18.``,
-    ``5%``; else None.
+    """The exact value of a ``text`` that is a number, such as ``1,234.50``, ``-3/4``, ``$18``,
+    ``18.`` or ``5%``; None for any other text.
 
-    Signs and units of money before it and a percent sign or full stop after it are passed over.
+    Currency signs around it, and a percent sign or full stop after it, are ignored.
     """
     bare = text.strip().lstrip("$£€ ").rstrip(".% $£€")
     if len(bare) > _MAX_DIGITS or not _NUMBER.fullmatch(bare):
         return None
-    top, _, bottom = bare.replace(",", "").partition("/")
-    if bottom and int(bottom) == 0:
+    numerator, _, denominator = bare.replace(",", "").partition("/")
+    if not denominator:
+        return Fraction(numerator)
+    if int(denominator) == 0:
         return None
-    return Fraction(top) / (int(bottom) if bottom else 1)
+    return Fraction(numerator) / int(denominator)
 
 
 def quick_maths(solution: str, ground_truth: Any) -> float | None:
-    """1.0 or 0.0 when the comparison of plain numbers after ``####`` decides, else None.
+    """Compare plain numbers after ``####``: 1.0 if they are equal, 0.0 if not; None when the answer
+    or the truth is not a plain number.
 
-    An answer whose ``####`` is followed by nothing is wrong.
+    An answer with nothing after ``####`` is wrong.
     """
     answer = final_text(solution)
     if answer is None:
         return None
     if not answer:
         return 0.0
-    wanted, given = number(str(ground_truth)), number(answer)
-    if wanted is None or given is None:
+    expected = number(str(ground_truth))
+    actual = number(answer)
+    if expected is None or actual is None:
         return None
-    return float(wanted == given)
+    return float(expected == actual)
 
 
 def slow_maths(solution: str, ground_truth: Any) -> float:
-    """math-verify's judgement. May take for ever on hostile input: only to be called where it can
-    be killed.
+    """Score with math-verify: 1.0 or 0.0. Called in a worker process that can be killed, since
+    hostile input may take forever.
 
-    Its own time limits are switched off: they use SIGALRM, which works in a main thread alone.
+    Its own time limits are switched off: they use SIGALRM, which only works in a main thread.
     """
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns that its time limits are off
+    # It warns that its time limits are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     answer = final_text(solution)
     text = solution[-_MAX_CHARS:] if answer is None else answer[:_MAX_CHARS]
-    wanted = parse(_wrapped(str(ground_truth)), parsing_timeout=None)
-    given = parse(text if answer is None else _wrapped(text), parsing_timeout=None)
-    return float(bool(wanted) and bool(given) and verify(wanted, given, timeout_seconds=None))
+    expected = parse(_in_dollars(str(ground_truth)), parsing_timeout=None)
+    actual = parse(text if answer is None else _in_dollars(text), parsing_timeout=None)
+    if not expected or not actual:
+        return 0.0
+    return float(verify(expected, actual, timeout_seconds=None))
 
 
 def maths(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """The rule, in this process and without a bound on its time (see
-    :class:`trainer.rewards.Scorer`).
-    """
+    """Score with the rule in this process, without a time limit; ``Scorer`` has one."""
     quick = quick_maths(solution_str, ground_truth)
     return slow_maths(solution_str, ground_truth) if quick is None else quick
 
 
-def _wrapped(text: str) -> str:
-    """LaTeX without its dollar signs is only recognised inside them."""
+def _in_dollars(text: str) -> str:
+    """``text`` between dollar signs, without which math-verify doesn't recognise LaTeX."""
     return text if "$" in text or "\\boxed" in text else f"${text}$"

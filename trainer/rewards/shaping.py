@@ -1,4 +1,4 @@
-"""Mixtures and length penalties: pure functions of numbers."""
+"""Mixtures of rewards and length penalties: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def mix(scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> list[float]:
-    """Weighted sum of several rewards, [sequences]: ``sum_k weights[k] * scores[k][i]``.
+    """Weighted sum of several rewards [sequences]: ``sum_k weights[k] * scores[k][i]``.
 
     Raises ValueError when the names of the two differ or the rewards have different lengths.
     """
@@ -14,23 +14,22 @@ def mix(scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> 
         raise ValueError(
             f"rewards {sorted(scores)} and weights {sorted(weights)} need the same names"
         )
-    if len({len(s) for s in scores.values()}) > 1:
-        raise ValueError(
-            "rewards have different numbers of sequences: "
-            + str({k: len(s) for k, s in scores.items()})
-        )
-    names = sorted(scores)  # one order of summing, whatever order the mapping has
-    return [
-        sum(weights[k] * s for k, s in zip(names, row, strict=True))
-        for row in zip(*(scores[k] for k in names), strict=True)
-    ]
+    lengths = {name: len(values) for name, values in scores.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"rewards have different numbers of sequences: {lengths}")
+    names = sorted(scores)  # one order of summation for every order of the mapping
+    mixed = []
+    for row in zip(*(scores[name] for name in names), strict=True):
+        terms = [weights[name] * score for name, score in zip(names, row, strict=True)]
+        mixed.append(sum(terms))
+    return mixed
 
 
 def length_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in [-factor, 0].
 
-    0 up to ``max_length - buffer`` tokens, then falling in a straight line to ``-factor`` at
-    ``max_length`` and beyond.
+    0 up to ``max_length - buffer`` tokens, then linear to ``-factor`` at ``max_length`` and beyond.
+    Raises ValueError for a ``buffer`` outside of 1 to ``max_length``.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"buffer must be from 1 to max_length={max_length} tokens, not {buffer}")

@@ -1,4 +1,4 @@
-"""What a reward is asked and what it answers."""
+"""A request to score one response, and the score."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
-    """One answer to judge."""
+    """One response to score."""
 
     data_source: str
     solution_text: str
@@ -24,18 +24,18 @@ class RewardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One judgement."""
+    """The score of one response."""
 
     value: float
     """The reward; finite."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further numbers a reward function returned beside ``score``; they become metrics."""
+    """Other numbers that the reward function returned with ``score``; they become metrics."""
     unjudged: bool = False
-    """The maths rule could not decide in time; ``value`` is 0."""
+    """The maths rule did not decide in time; ``value`` is 0."""
 
 
-class Reward(Protocol):
-    """verl's signature; called by keyword."""
+class RewardFunction(Protocol):
+    """A reward function with verl's signature; called by keyword."""
 
     def __call__(
         self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
@@ -45,22 +45,19 @@ class Reward(Protocol):
 
 
 def to_score(returned: Any) -> Score:
-    """What a reward function returned, as a Score. Raises ValueError worded to follow "the function
-    returned".
+    """Convert what a reward function returned.
+
+    Raises ValueError with a message that continues "the function returned".
     """
-    extra: dict[str, float] = {}
     value = returned
+    extra: dict[str, float] = {}
     if isinstance(returned, Mapping):
         if "score" not in returned:
-            raise ValueError(
-                f"a dict without 'score' (it has {', '.join(map(str, returned)) or 'nothing'})"
-            )
+            keys = ", ".join(map(str, returned)) or "nothing"
+            raise ValueError(f"a dict without 'score' (it has {keys})")
         value = returned["score"]
-        extra = {
-            str(k): number
-            for k, v in returned.items()
-            if k != "score" and (number := _number(v)) is not None
-        }
+        extra = _numbers(returned)
+        extra.pop("score", None)
     number = _number(value)
     if number is None:
         raise ValueError(f"{type(value).__name__} {str(value)[:60]!r}, not a number")
@@ -69,14 +66,24 @@ def to_score(returned: Any) -> Score:
     return Score(value=number, extra=extra)
 
 
+def _numbers(mapping: Mapping[Any, Any]) -> dict[str, float]:
+    """The entries that are numbers."""
+    numbers: dict[str, float] = {}
+    for key, value in mapping.items():
+        number = _number(value)
+        if number is not None:
+            numbers[str(key)] = number
+    return numbers
+
+
 def _number(value: Any) -> float | None:
-    """A Python, numpy or single-element tensor number, or None."""
+    """A number of Python or numpy, or a one-element tensor, as a float; None for anything else."""
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, str | bytes) or not hasattr(value, "item"):
         return None
     try:
-        item = value.item()  # a numpy or torch scalar
+        item = value.item()
     except (ValueError, RuntimeError, TypeError):
         return None
     return float(item) if isinstance(item, Real) else None

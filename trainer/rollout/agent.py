@@ -1,4 +1,4 @@
-"""Agents: who answers the model between two of its turns, and how their calls are bounded."""
+"""Agents, which answer the model between two of its turns, and the time limit of their calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict
 
 from trainer.base.errors import UserError
-from trainer.base.user_code import raised_where
+from trainer.base.user_code import describe_exception
 from trainer.rollout.settings import KEY
 
 LOOP_SLACK_S = 30.0
-"""How much longer than a turn's own limit the whole round may last before the agent is taken to
-block.
-"""
+"""Time beyond the limit of a turn after which the agent is taken to block its event loop."""
 
 
 class Message(TypedDict):
-    """One turn."""
+    """The text of one turn."""
 
     role: Literal["assistant", "tool"]
     content: str
@@ -28,35 +26,34 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What was said in one response so far; the last message is the model's."""
+    """The turns of one response so far; the last message is the model's."""
 
     prompt: str
     """The rendered prompt, special tokens included."""
     messages: list[Message]
 
 
-class Agent(Protocol):
-    """Answers the model. One object serves all conversations of a rank, many at a time."""
+class ToolAgent(Protocol):
+    """Answers the model. One object serves all conversations of a rank, many of them at a time."""
 
     async def step(self, conversation: Conversation) -> str | None:
-        """What a tool (or another speaker) says to the last message, or None: the response is
-        done.
-        """
+        """Return the answer of a tool or user to the last message; None ends the response."""
 
 
 class AgentRunner:
-    """Calls an agent for many conversations at once, in an event loop of its own, each within
-    ``timeout_s`` seconds.
+    """Calls an agent for many conversations at once, in an event loop in a thread of its own."""
 
-    A call that takes longer is given up and the model is told so. ``name`` stands in messages.
-    """
-
-    def __init__(self, agent: Agent, *, name: str, timeout_s: float) -> None:
-        self._agent, self._name, self._timeout_s = agent, name, timeout_s
+    def __init__(self, agent: ToolAgent, *, name: str, timeout_s: float) -> None:
+        """``timeout_s``: of one call; after it the model gets an error message as the answer.
+        ``name``: of the agent, for messages.
+        """
+        self._agent = agent
+        self._name = name
+        self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def answer(self, conversations: Sequence[Conversation]) -> list[str | None]:
-        """One answer per conversation, in order.
+        """Return one answer per conversation, in their order.
 
         Raises UserError when the agent raises, returns anything but a text or None, or blocks its
         event loop.
@@ -66,7 +63,7 @@ class AgentRunner:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="agent", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(self._all(conversations), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._answer_all(conversations), self._loop)
         try:
             return future.result(self._timeout_s + LOOP_SLACK_S)
         except FutureTimeout as e:
@@ -83,23 +80,23 @@ class AgentRunner:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
-    async def _all(self, conversations: Sequence[Conversation]) -> list[str | None]:
-        return list(await asyncio.gather(*map(self._one, conversations)))
+    async def _answer_all(self, conversations: Sequence[Conversation]) -> list[str | None]:
+        answers = await asyncio.gather(*[self._answer_one(c) for c in conversations])
+        return list(answers)
 
-    async def _one(self, conversation: Conversation) -> str | None:
+    async def _answer_one(self, conversation: Conversation) -> str | None:
         try:
             answer = await asyncio.wait_for(self._agent.step(conversation), self._timeout_s)
         except TimeoutError:
             return f"error: no answer within {self._timeout_s:g} s"
         except Exception as e:
-            said = conversation.messages[-1]["content"][:80]
+            turn = conversation.messages[-1]["content"][:80]
             raise UserError(
-                f"the agent {self._name} raised {raised_where(e)}, for the turn {said!r}"
+                f"the agent {self._name} raised {describe_exception(e)}, for the turn {turn!r}"
             ) from e
         if answer is not None and not isinstance(answer, str):
             raise UserError(
                 f"the agent {self._name} returned {type(answer).__name__}; {KEY}.agent: return a "
-                "text, or None when "
-                "the response is done"
+                "text, or None when the response is done"
             )
         return answer

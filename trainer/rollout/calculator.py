@@ -1,4 +1,4 @@
-"""The agent ``calculator``: evaluates what the model asks for, without running any code."""
+"""The built-in agent ``calculator``: evaluates arithmetic expressions without running code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from trainer.rollout.agent import Conversation
 
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 """A tool call in the form of Hermes and Qwen: JSON with ``name`` and ``arguments``."""
-LONGEST = 200
-"""Characters of an expression."""
-LARGEST_POWER = 100
+MAX_CHARS = 200
+"""Longest expression, characters."""
+MAX_EXPONENT = 100
+MAX_BASE = 1e6
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -34,24 +35,24 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 class Calculator:
-    """Answers ``<tool_call>{"name": "calculator", "arguments": {"expression": "2 * (3 +
-    4)"}}</tool_call>`` with the result. A turn without a call ends the response; a call that can't
-    be evaluated is answered with why.
+    """Answers calls such as ``<tool_call>{"name": "calculator", "arguments": {"expression": "2 *
+    3"}}</tool_call>`` with the result, or with the reason why they can't be evaluated. A turn
+    without a call ends the response.
     """
 
     async def step(self, conversation: Conversation) -> str | None:
-        """See :class:`trainer.rollout.agent.Agent`."""
+        """Return the results of all calls in the last message, one per line; None without one."""
         calls = CALL.findall(conversation.messages[-1]["content"])
         return "\n".join(map(_answer, calls)) if calls else None
 
 
 def evaluate(expression: str) -> int | float:
-    """The value of an arithmetic expression: numbers, + - * / // % ** and brackets.
+    """Evaluate an arithmetic expression: numbers, + - * / // % ** and brackets.
 
-    Raises ValueError, with a reason a reader understands, for anything else.
+    Raises ValueError, whose message the model reads, for anything else.
     """
-    if len(expression) > LONGEST:
-        raise ValueError(f"longer than {LONGEST} characters")
+    if len(expression) > MAX_CHARS:
+        raise ValueError(f"longer than {MAX_CHARS} characters")
     try:
         tree = ast.parse(expression.replace(",", "").replace("^", "**").strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
@@ -74,8 +75,9 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow) and (abs(right) > LARGEST_POWER or abs(left) > 1e6):
+        left = _value(node.left)
+        right = _value(node.right)
+        if isinstance(node.op, ast.Pow) and (abs(right) > MAX_EXPONENT or abs(left) > MAX_BASE):
             raise ValueError("too large")
         return _BINARY[type(node.op)](left, right)
     raise ValueError("only numbers, + - * / // % ** and brackets are known")

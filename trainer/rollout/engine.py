@@ -1,4 +1,4 @@
-"""From ``actor_rollout_ref.rollout.name`` to a generation engine."""
+"""Make the rollout engine that ``actor_rollout_ref.rollout.name`` names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.base.errors import UserError, nearest
 from trainer.rollout.settings import KEY
 
-if TYPE_CHECKING:  # an engine's own process imports this package, and has no use for transformers
+if TYPE_CHECKING:  # a vLLM server's process imports this package without needing transformers
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
@@ -23,11 +23,11 @@ ENGINES = ("hf", "vllm", "vllm_server")
 def make_engine(
     rollout: Rollout, loaded: LoadedModel, module: nn.Module, world: World, run_dir: Path
 ) -> RolloutEngine:
-    """The engine ``rollout.name`` of this rank. ``module``: the trained model, with all weights
-    where the engine reads them itself; ``run_dir``: where an engine with processes of its own keeps
-    their logs.
+    """Make this rank's engine ``rollout.name``, not started yet.
 
-    Raises :class:`UserError` for an engine that there isn't.
+    ``module``: the trained model, whose weights the engine ``hf`` reads. ``run_dir``: where an
+    engine with processes of its own keeps their logs. Raises UserError for an unknown engine, and
+    for settings that vLLM can't work with.
     """
     if rollout.name == "hf":
         from trainer.rollout.hf import HfEngine
@@ -48,13 +48,13 @@ def make_engine(
 
 
 def eos_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a response: the tokenizer's and those of the model's generation config (chat
-    models name more than one). Raises :class:`UserError` when there is none.
+    """Tokens that end a response: the tokenizer's and those of the model's generation config, of
+    which chat models have several. Raises UserError when there is none.
     """
-    found = {tokenizer.eos_token_id}
+    candidates = {tokenizer.eos_token_id}
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found.update(configured if isinstance(configured, list | tuple) else [configured])
-    ids = sorted(int(i) for i in found if i is not None)
+    candidates.update(configured if isinstance(configured, list | tuple) else [configured])
+    ids = sorted(int(i) for i in candidates if i is not None)
     if not ids:
         raise UserError(
             "actor_rollout_ref.model.path: neither tokenizer nor generation config names an end "

@@ -1,4 +1,4 @@
-"""What a generation engine takes and gives: groups of responses, as they finish."""
+"""The interface of a rollout engine: groups of responses, handed out as they finish."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from trainer.base.errors import Failure
@@ -16,35 +17,52 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True)
 class Sample:
-    """One response as it was drawn; never decoded and tokenised again.
-
-    ``response_ids`` int64 [response tokens], the end token among them. ``log_probs`` float32
-    [response tokens], nats, under softmax(logits / temperature) over the *whole* vocabulary, so
-    that they compare with a training forward pass; top-p and top-k only narrow what is drawn. Both
-    on the CPU.
-    """
+    """One response as it was sampled; never decoded and tokenised again. Tensors are on the CPU."""
 
     response_ids: Tensor
+    """int64 [response tokens], the end token included."""
     log_probs: Tensor
+    """float32 [response tokens], nats, under softmax(logits / temperature) over the *whole*
+    vocabulary. They therefore compare with a training forward pass; top-p and top-k only restrict
+    which tokens are sampled.
+    """
     finish_reason: FinishReason
-    """An end token, the length limit, or stopped from outside: then it can be gone on with
-    (``Group.begun``).
+    """By an end token, by the length limit, or stopped from outside. The last kind can be continued
+    (``Group.partial_samples``).
     """
     version: int = 0
-    """Of the weights that drew its first token."""
-    written: Tensor | None = None
-    """bool [response tokens]: which of them the model wrote; the others, of log-prob 0, are what a
-    tool answered (see ``trainer.rollout.turns``, which alone sets it). None: all.
+    """Version of the weights that generated its first token."""
+    response_mask: Tensor | None = None
+    """bool [response tokens]: True for tokens of the model, False for those of a tool, whose
+    log-prob is 0 (set by ``trainer.rollout.turns`` alone). None: all are the model's.
     """
+
+    def mask(self) -> Tensor:
+        """``response_mask``, or all True: bool [response tokens]."""
+        if self.response_mask is None:
+            return torch.ones(len(self.response_ids), dtype=torch.bool)
+        return self.response_mask
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and tensors for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            "response_ids": self.response_ids,
+            "log_probs": self.log_probs,
+            "finish_reason": self.finish_reason,
+            "version": self.version,
+            "written": self.response_mask,  # the name that checkpoints have always had
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sample:
-        """The sample of ``state_dict``."""
-        return cls(**state)
+        """Restore the sample of ``state_dict``."""
+        return cls(
+            response_ids=state["response_ids"],
+            log_probs=state["log_probs"],
+            finish_reason=state["finish_reason"],
+            version=state["version"],
+            response_mask=state["written"],
+        )
 
     @property
     def finished(self) -> bool:
@@ -54,46 +72,43 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A prompt and the responses wanted of it."""
+    """A prompt and the responses to generate for it."""
 
     prompt_ids: Sequence[int]
     sample_ids: Sequence[int]
-    """One for each response. With ``step`` and the seed of the call they name its random
-    numbers.
-    """
+    """One per response. With ``step`` and the seed of the call they select its random numbers."""
     step: int
-    """The iteration in which the group was first begun."""
-    begun: Sequence[Sample] = ()
-    """Nothing, or one for each response: those "aborted" are gone on with, behind the tokens they
-    have; the others come back as they are.
+    """The training step in which the group was begun."""
+    partial_samples: Sequence[Sample] = ()
+    """Nothing, or one per response: those "aborted" are continued behind the tokens that they have;
+    the others are returned as they are.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class FinishedGroup:
     """The responses of one group, in the order of its sample ids."""
 
     number: int
-    """Which group of the call."""
+    """Index of the group in the call."""
     samples: list[Sample]
 
 
 class Generation(Protocol):
-    """Groups on their way. Iterate to the end, or call ``stop``, before the engine is asked for
-    anything else.
+    """Groups being generated. Iterate to the end, or call ``stop``, before any other call of the
+    engine.
     """
 
-    def __iter__(self) -> Iterator[Finished]:
-        """Each group as soon as its last response ends; groups are begun in the order they were
-        given.
+    def __iter__(self) -> Iterator[FinishedGroup]:
+        """Each group as soon as its last response ends; groups are begun in the order of the call.
 
         Raises NotFiniteError when the model's logits are not finite, EngineFailed when the engine
         is lost for good.
         """
 
-    def stop(self) -> list[Finished]:
-        """End early: every group that was not handed out yet, its unfinished samples "aborted" with
-        the tokens they have so far (none, where a sample was not begun).
+    def stop(self) -> list[FinishedGroup]:
+        """End early and return every group that was not handed out yet. Its unfinished samples are
+        "aborted" and have the tokens generated so far, perhaps none.
         """
 
 
@@ -101,32 +116,32 @@ class RolloutEngine(Protocol):
     """A generation engine of one rank. Its constructor is cheap; ``start`` loads."""
 
     shares_weights: bool
-    """True: it reads the trainer's own weights, which must be whole while it generates;
-    ``update_weights`` is not called but with an empty iterable, for the version.
+    """True: it reads the trainer's own weights, which must be gathered while it generates.
+    ``update_weights`` is then called without weights, for the version alone.
     """
 
     def start(self) -> None:
-        """Load; once. Raises UserError for what the user can mend: a model or setting the engine
-        refuses.
-        """
+        """Load the engine; called once. Raises UserError for a model or setting that it refuses."""
 
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
-        """Begin with these groups. Equal arguments and weights give equal samples, bit for bit on
-        one machine.
+        """Begin to generate ``groups``. Equal arguments and weights give equal samples, bit for bit
+        on one machine.
 
         Raises UserError for an empty prompt and one that leaves no room for the response.
         """
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take these weights (names as in the model's ``named_parameters``, whole tensors, each
-        valid only until the next one is asked for) and forget every cache that older ones filled.
+        """Load ``weights`` and drop every cache that older ones filled.
+
+        Names are those of the model's ``named_parameters``. Tensors are whole; each is valid only
+        until the next one is taken.
         """
 
     def sleep(self) -> None:
-        """Give memory back before training, as far as the engine can."""
+        """Free memory for training, as far as the engine can."""
 
     def wake(self) -> None:
-        """Take it again before generation."""
+        """Allocate that memory again before a generation."""
 
     def stats(self) -> Mapping[str, float]:
         """Counters of the last generation, by metric name without prefix: ``tokens``,
@@ -135,23 +150,21 @@ class RolloutEngine(Protocol):
         """
 
     def close(self) -> None:
-        """End processes and give everything back. Twice is fine."""
+        """End the engine's processes and free its memory. A second call does nothing."""
 
 
 class NotFiniteError(Failure):
-    """Nothing can be drawn: the model's logits are NaN or infinite."""
+    """Nothing can be sampled: the model's logits are NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__(
             "the model's logits are not finite: its weights hold NaN or infinity. Go on from an "
             "earlier checkpoint "
             "(trainer.resume_mode=path trainer.resume_from_path=RUN_FOLDER/checkpoints/step_N, in "
-            "a new "
-            "trainer.default_local_dir) with a lower actor_rollout_ref.actor.optim.lr; where no "
-            "step was trained, mend "
-            "the folder of actor_rollout_ref.model.path"
+            "a new trainer.default_local_dir) with a lower actor_rollout_ref.actor.optim.lr; where "
+            "no step was trained, mend the folder of actor_rollout_ref.model.path"
         )
 
 
 class EngineFailed(Failure):
-    """The engine crashed or hung and could not be brought back. The run saves and ends."""
+    """The engine crashed or hung and could not be restarted. The run saves and ends."""

@@ -7,30 +7,34 @@ from typing import Any
 
 from trainer.base.errors import UserError
 
-_ASKED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+_FIRST_TURNS = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+_PROBE = "=42="
 ROLES = ("tool", "user")
-"""Whom an answer comes from: the first that the template knows."""
+"""Roles of an answer; the first that the template renders is used."""
 
 
 class ObservationTokens:
-    """Renders an answer as the template would behind a turn that ended with the end token, and
-    opens the next turn.
-
-    Raises UserError when the template doesn't render turns one behind the other: then nobody can
-    tell which tokens stand between them.
+    """Renders an agent's answer as the chat template would, after a turn that ended with the end
+    token, and opens the next turn.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         *,
-        longest: int,
+        max_length: int,
         template: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """``template``, ``kwargs``: instead of the tokenizer's own, and what to render it with."""
-        self._tokenizer, self._longest = tokenizer, longest
-        self._how = {"chat_template": template, **(kwargs or {})}
+        """``max_length``: of an answer, tokens. ``template`` replaces the tokenizer's own, and
+        ``kwargs`` are its variables.
+
+        Raises UserError when the template doesn't append turns to earlier ones, so that the tokens
+        between them are unknown.
+        """
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._template_options = {"chat_template": template, **(kwargs or {})}
         self._role = next((role for role in ROLES if self._renders(role)), None)
         if self._role is None:
             raise UserError(
@@ -41,32 +45,34 @@ class ObservationTokens:
             )
 
     def ids(self, text: str) -> list[int]:
-        """Tokens of ``text`` as an answer, cut to the longest, and of the opening of the model's
-        next turn.
+        """Token ids of ``text`` as an answer, cut to the longest length, and of the opening of the
+        model's next turn.
         """
         content: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(content) > self._longest:
-            text = self._tokenizer.decode(content[: self._longest], skip_special_tokens=True)
+        if len(content) > self._max_length:
+            text = self._tokenizer.decode(content[: self._max_length], skip_special_tokens=True)
         between = self._between(self._role or ROLES[0], text)
         ids: list[int] = self._tokenizer(between, add_special_tokens=False)["input_ids"]
         return ids
 
     def _between(self, role: str, text: str) -> str:
-        said = self._render(_ASKED, opened=False)
-        whole = self._render([*_ASKED, {"role": role, "content": text}], opened=True)
+        """The text between the end token of a turn and the first token of the next one."""
+        before = self._render(_FIRST_TURNS, open_next=False)
+        answer = {"role": role, "content": text}
+        after = self._render([*_FIRST_TURNS, answer], open_next=True)
         end = str(self._tokenizer.eos_token)
-        if not whole.startswith(said) or end not in said:
+        if not after.startswith(before) or end not in before:
             raise ValueError("the template changes earlier turns, or closes none")
-        return said[said.rindex(end) + len(end) :] + whole[len(said) :]
+        return before[before.rindex(end) + len(end) :] + after[len(before) :]
 
     def _renders(self, role: str) -> bool:
         try:
-            return "=42=" in self._between(role, "=42=")
+            return _PROBE in self._between(role, _PROBE)
         except Exception:  # Jinja runs the template's own code, which may raise anything
             return False
 
-    def _render(self, messages: list[dict[str, str]], *, opened: bool) -> str:
+    def _render(self, messages: list[dict[str, str]], *, open_next: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=opened, tokenize=False, **self._how
+            messages, add_generation_prompt=open_next, tokenize=False, **self._template_options
         )
         return text

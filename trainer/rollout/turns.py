@@ -1,6 +1,4 @@
-"""Responses of several turns: the model speaks, an agent answers, token for token, until one of
-them is done.
-"""
+"""Responses of several turns: the model writes one, an agent answers, until one of them is done."""
 
 from __future__ import annotations
 
@@ -9,21 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from trainer.config.schema import Data
+from trainer.config.schema.rollout import Agent
+from trainer.data.encode import read_template
 from trainer.rollout.agent import AgentRunner, Conversation, Message
-from trainer.rollout.protocol import Finished, Generation, Group, RolloutEngine, Sample
+from trainer.rollout.load_agent import load_agent
+from trainer.rollout.protocol import FinishedGroup, Generation, Group, RolloutEngine, Sample
 from trainer.rollout.settings import Sampling
 from trainer.rollout.template import ObservationTokens
 
 
-class Turns:
-    """Generates with ``engine``; what ``agent`` answers a turn with is put behind it and the model
-    goes on.
+class MultiTurnGenerator:
+    """Generates with ``engine``; the agent's answer to a turn is appended to the response, and the
+    model continues.
 
-    A turn ends with an end token. The agent's answer costs tokens of the response; one that leaves
-    no room to go on ends the response by its length. Tokens that the model wrote are never decoded
-    and tokenised again: the mask ``Sample.written`` tells them from the agent's.
+    A turn ends with an end token. The agent's answer counts as tokens of the response; one that
+    leaves no room for another turn ends the response by its length. Tokens of the model are never
+    decoded and tokenised again: the mask ``Sample.response_mask`` separates them from the agent's.
     """
 
     def __init__(
@@ -36,178 +37,236 @@ class Turns:
         eos_ids: Sequence[int],
         max_turns: int,
     ) -> None:
-        self.engine, self.agent, self.tokenizer, self.observations = (
-            engine,
-            agent,
-            tokenizer,
-            observations,
+        self.engine = engine
+        self.agent = agent
+        self.tokenizer = tokenizer
+        self.observations = observations
+        self.eos_ids = frozenset(eos_ids)
+        self.max_turns = max_turns
+
+    @classmethod
+    def from_config(
+        cls,
+        agent: Agent,
+        data: Data,
+        engine: RolloutEngine,
+        tokenizer: Any,
+        *,
+        eos_ids: Sequence[int],
+    ) -> MultiTurnGenerator:
+        """The agent of ``actor_rollout_ref.rollout.agent``, whose name is set, around ``engine``.
+
+        Raises UserError when the agent can't be loaded, or the chat template has no turn for its
+        answers.
+        """
+        if agent.name is None:
+            raise ValueError("no agent is set")
+        runner = AgentRunner(
+            load_agent(agent.name, agent.path), name=agent.name, timeout_s=agent.turn_timeout_s
         )
-        self.eos_ids, self.max_turns = frozenset(eos_ids), max_turns
+        observations = ObservationTokens(
+            tokenizer,
+            max_length=agent.max_observation_length,
+            template=read_template(data.chat_template),
+            kwargs=data.apply_chat_template_kwargs,
+        )
+        return cls(
+            engine,
+            runner,
+            tokenizer=tokenizer,
+            observations=observations,
+            eos_ids=eos_ids,
+            max_turns=agent.max_turns,
+        )
 
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
-        """See :class:`trainer.rollout.protocol.RolloutEngine`."""
-        return _Waves(self, groups, sampling, seed)
+        """Begin to generate ``groups``, as ``RolloutEngine.generate`` does.
 
-    def between_turns(self, sample: Sample) -> bool:
-        """Whether its last token ended a turn and the agent has not answered yet."""
+        The iteration raises UserError when the agent fails.
+        """
+        return _MultiTurnGeneration(self, groups, sampling, seed)
+
+    def ends_turn(self, sample: Sample) -> bool:
+        """Whether the last token of ``sample`` ended a turn that the agent has not answered yet."""
         return bool(sample.response_ids.numel()) and int(sample.response_ids[-1]) in self.eos_ids
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], limit: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        samples: Sequence[Sample],
+        max_response_length: int,
     ) -> list[Sample]:
-        """Each sample, whose last turn ended, with the agent's answer behind it ("aborted": to be
-        gone on with), or as it is when the agent has none, no turn is left, or no room.
+        """Append the agent's answers to ``samples``, each of which ended a turn.
+
+        A sample with an answer is "aborted", to be continued. It comes back finished when the agent
+        has no answer, no turn is left, or the answer leaves no room.
         """
         asked = [
             i
-            for i, s in enumerate(samples)
-            if turns_of(s) < self.max_turns and len(s.response_ids) < limit
+            for i, sample in enumerate(samples)
+            if count_turns(sample) < self.max_turns
+            and len(sample.response_ids) < max_response_length
         ]
         answers = self.agent.answer([self.conversation(prompts[i], samples[i]) for i in asked])
-        result = [replace(s, finish_reason="stop") for s in samples]
+        answered = [replace(sample, finish_reason="stop") for sample in samples]
         for i, text in zip(asked, answers, strict=True):
             if text is None:
                 continue
-            sample, ids = samples[i], self.observations.ids(text)
-            if len(sample.response_ids) + len(ids) >= limit:
-                result[i] = replace(sample, finish_reason="length")
+            ids = self.observations.ids(text)
+            if len(samples[i].response_ids) + len(ids) >= max_response_length:
+                answered[i] = replace(samples[i], finish_reason="length")
             else:
-                result[i] = _extended(sample, ids)
-        return result
+                answered[i] = _append_observation(samples[i], ids)
+        return answered
 
     def conversation(self, prompt: Sequence[int], sample: Sample) -> Conversation:
-        """What was said so far, as text."""
+        """The turns of ``sample`` so far, as text."""
         messages: list[Message] = []
-        for mine, ids in _runs(sample):
+        for by_model, ids in _split_turns(sample):
             text = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            messages.append(Message(role="assistant" if mine else "tool", content=text))
+            messages.append(Message(role="assistant" if by_model else "tool", content=text))
         return Conversation(
             prompt=self.tokenizer.decode(list(prompt), skip_special_tokens=False), messages=messages
         )
 
 
-class _Waves:
-    """Turn after turn of all groups together; a group is handed out when its last response is
-    done.
+class _MultiTurnGeneration:
+    """A ``Generation``: one engine call after another, each for the next turn of all open groups.
+    A group is finished with its last response.
     """
 
     def __init__(
-        self, turns: Turns, groups: Sequence[Group], sampling: Sampling, seed: int
+        self,
+        generator: MultiTurnGenerator,
+        groups: Sequence[Group],
+        sampling: Sampling,
+        seed: int,
     ) -> None:
-        self._turns, self._groups, self._sampling, self._seed = turns, groups, sampling, seed
+        self._generator = generator
+        self._groups = groups
+        self._sampling = sampling
+        self._seed = seed
         empty = Sample(torch.zeros(0, dtype=torch.int64), torch.zeros(0), "aborted")
-        self._samples = {
-            i: list(g.begun) or [empty] * len(g.sample_ids) for i, g in enumerate(groups)
-        }
-        self._open = set(self._samples)
-        places = [(i, k) for i, row in self._samples.items() for k in range(len(row))]
-        self._final = {(i, k) for i, k in places if self._samples[i][k].finish_reason != "aborted"}
-        self._wave: Generation | None = None
-        self._numbers: list[int] = []  # of the groups of the wave
-        self._answer([(i, k) for i, k in places if turns.between_turns(self._samples[i][k])])
+        self._samples: dict[int, list[Sample]] = {}
+        self._open: set[int] = set()
+        """Groups that are not handed out yet."""
+        self._final: set[tuple[int, int]] = set()
+        """(group, index in it) of the responses that are done."""
+        self._turn: Generation | None = None
+        """The engine call under way."""
+        self._turn_groups: list[int] = []
+        """The group of each group of that call."""
+        ended_turns = []
+        for number, group in enumerate(groups):
+            samples = list(group.partial_samples) or [empty] * len(group.sample_ids)
+            self._samples[number] = samples
+            self._open.add(number)
+            for k, sample in enumerate(samples):
+                if sample.finish_reason != "aborted":
+                    self._final.add((number, k))
+                if generator.ends_turn(sample):
+                    ended_turns.append((number, k))
+        self._answer(ended_turns)
 
-    def __iter__(self) -> Iterator[Finished]:
-        yield from self._completed(sorted(self._open))
+    def __iter__(self) -> Iterator[FinishedGroup]:
+        """Each group as soon as its last response is done."""
+        yield from self._finished(sorted(self._open))
         while self._open:
-            self._numbers = numbers = sorted(self._open)
-            self._wave = self._turns.engine.generate(
-                [replace(self._groups[i], begun=tuple(self._samples[i])) for i in numbers],
+            numbers = sorted(self._open)
+            self._turn_groups = numbers
+            self._turn = self._generator.engine.generate(
+                [
+                    replace(self._groups[i], partial_samples=tuple(self._samples[i]))
+                    for i in numbers
+                ],
                 self._sampling,
                 seed=self._seed,
             )
-            for finished in self._wave:
-                number = numbers[finished.number]
-                self._take(number, finished.samples)
-                self._answer(
-                    [
-                        (number, k)
-                        for k, s in enumerate(self._samples[number])
-                        if s.finish_reason == "stop"
-                    ]
-                )
-                yield from self._completed([number])
-            self._wave = None
-
-    def stop(self) -> list[Finished]:
-        """See :class:`trainer.rollout.protocol.Generation`."""
-        if self._wave is not None:
-            for finished in self._wave.stop():
-                number = self._numbers[finished.number]
-                self._take(number, finished.samples)
-                self._samples[number] = [
-                    replace(s, finish_reason="aborted")
-                    if s.finish_reason == "stop" and (number, k) not in self._final
-                    else s
-                    for k, s in enumerate(self._samples[number])
+            for group in self._turn:
+                number = numbers[group.number]
+                self._store(number, group.samples)
+                stopped = [
+                    (number, k)
+                    for k, sample in enumerate(self._samples[number])
+                    if sample.finish_reason == "stop"
                 ]
-        left = [Finished(number=i, samples=self._samples[i]) for i in sorted(self._open)]
-        self._open.clear()
-        return left
+                self._answer(stopped)
+                yield from self._finished([number])
+            self._turn = None
 
-    def _take(self, number: int, samples: Sequence[Sample]) -> None:
-        """What a wave drew, with the masks that an engine doesn't know of."""
-        before = self._samples[number]
+    def stop(self) -> list[FinishedGroup]:
+        """End early; a response whose agent has not answered yet is "aborted" too."""
+        if self._turn is not None:
+            for group in self._turn.stop():
+                number = self._turn_groups[group.number]
+                self._store(number, group.samples)
+                for k, sample in enumerate(self._samples[number]):
+                    if sample.finish_reason == "stop" and (number, k) not in self._final:
+                        self._samples[number][k] = replace(sample, finish_reason="aborted")
+        rest = [FinishedGroup(number=i, samples=self._samples[i]) for i in sorted(self._open)]
+        self._open.clear()
+        return rest
+
+    def _store(self, number: int, samples: Sequence[Sample]) -> None:
+        """Keep the samples of the engine, which knows of no masks, with theirs."""
+        previous = self._samples[number]
         self._samples[number] = [
-            _masked(new, old) for new, old in zip(samples, before, strict=True)
+            _with_mask(new, old) for new, old in zip(samples, previous, strict=True)
         ]
 
-    def _answer(self, places: Sequence[tuple[int, int]]) -> None:
-        places = [place for place in places if place not in self._final]
-        samples = [self._samples[i][k] for i, k in places]
-        prompts = [self._groups[i].prompt_ids for i, _ in places]
-        answered = self._turns.answer(prompts, samples, self._sampling.max_response_length)
-        for (i, k), sample in zip(places, answered, strict=True):
+    def _answer(self, responses: Sequence[tuple[int, int]]) -> None:
+        """Let the agent answer those of ``responses`` (group, index in it) that are not done."""
+        responses = [response for response in responses if response not in self._final]
+        samples = [self._samples[i][k] for i, k in responses]
+        prompts = [self._groups[i].prompt_ids for i, _ in responses]
+        limit = self._sampling.max_response_length
+        answered = self._generator.answer(prompts, samples, limit)
+        for (i, k), sample in zip(responses, answered, strict=True):
             self._samples[i][k] = sample
             if sample.finish_reason != "aborted":
                 self._final.add((i, k))
 
-    def _completed(self, numbers: Sequence[int]) -> Iterator[Finished]:
+    def _finished(self, numbers: Sequence[int]) -> Iterator[FinishedGroup]:
+        """Hand out those of the groups ``numbers`` whose responses are all done."""
         for i in numbers:
-            if i in self._open and all(s.finish_reason != "aborted" for s in self._samples[i]):
+            done = all(sample.finish_reason != "aborted" for sample in self._samples[i])
+            if i in self._open and done:
                 self._open.discard(i)
-                yield Finished(number=i, samples=self._samples[i])
+                yield FinishedGroup(number=i, samples=self._samples[i])
 
 
-def turns_of(sample: Sample) -> int:
-    """Turns that the model has spoken or begun."""
-    return sum(mine for mine, _ in _runs(sample))
+def count_turns(sample: Sample) -> int:
+    """Number of turns that the model has written or begun."""
+    return sum(by_model for by_model, _ in _split_turns(sample))
 
 
-def _runs(sample: Sample) -> list[tuple[bool, list[int]]]:
-    """The response in runs of one speaker each: (the model's, ids)."""
-    ids: list[int] = sample.response_ids.tolist()
-    mine: list[bool] = [True] * len(ids) if sample.written is None else sample.written.tolist()
-    runs: list[tuple[bool, list[int]]] = []
-    for own, token in zip(mine, ids, strict=True):
-        if not runs or runs[-1][0] != own:
-            runs.append((own, []))
-        runs[-1][1].append(token)
-    return runs
+def _split_turns(sample: Sample) -> list[tuple[bool, list[int]]]:
+    """The response in turns: (whether the model wrote it, token ids)."""
+    turns: list[tuple[bool, list[int]]] = []
+    mask: list[bool] = sample.mask().tolist()
+    for by_model, token in zip(mask, sample.response_ids.tolist(), strict=True):
+        if not turns or turns[-1][0] != by_model:
+            turns.append((by_model, []))
+        turns[-1][1].append(token)
+    return turns
 
 
-def _mask(sample: Sample) -> Tensor:
-    return (
-        torch.ones(len(sample.response_ids), dtype=torch.bool)
-        if sample.written is None
-        else sample.written
-    )
-
-
-def _masked(new: Sample, old: Sample) -> Sample:
-    """``new``, which goes on from ``old``, with the mask of both."""
-    if old.written is None:
+def _with_mask(new: Sample, old: Sample) -> Sample:
+    """``new``, which continues ``old``, with a mask that covers both."""
+    if old.response_mask is None:
         return new
-    fresh = len(new.response_ids) - len(old.written)
-    return replace(new, written=torch.cat([old.written, torch.ones(fresh, dtype=torch.bool)]))
+    fresh = len(new.response_ids) - len(old.response_mask)
+    mask = torch.cat([old.response_mask, torch.ones(fresh, dtype=torch.bool)])
+    return replace(new, response_mask=mask)
 
 
-def _extended(sample: Sample, ids: Sequence[int]) -> Sample:
-    """With an answer's tokens, which nobody drew, behind it."""
-    silent = torch.zeros(len(ids), dtype=torch.bool)
+def _append_observation(sample: Sample, ids: Sequence[int]) -> Sample:
+    """Append an answer's tokens, which have no log-prob, and mark the sample to be continued."""
+    masked_out = torch.zeros(len(ids), dtype=torch.bool)
     return replace(
         sample,
         response_ids=torch.cat([sample.response_ids, torch.tensor(ids, dtype=torch.int64)]),
         log_probs=torch.cat([sample.log_probs, torch.zeros(len(ids))]),
-        written=torch.cat([_mask(sample), silent]),
+        response_mask=torch.cat([sample.mask(), masked_out]),
         finish_reason="aborted",
     )

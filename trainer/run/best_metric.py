@@ -1,4 +1,4 @@
-"""The metric that ``keep_best`` goes by, and the best value so far."""
+"""The metric that ``trainer.checkpoint.keep_best`` compares, and its best value so far."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from trainer.base.errors import UserError, nearest
 
-NOISE = ("timing/", "perf/", "ckpt/", "goodput/", "cost/", "speed/", "batch/")
-"""Names that nobody means when asked for a best; left out where the known ones are listed."""
+NOT_LISTED = ("timing/", "perf/", "ckpt/", "goodput/", "cost/", "speed/", "batch/")
+"""Prefixes of metrics left out when the known ones are listed to the user."""
 
 
 @dataclass
-class Best:
-    """``metric`` None: nothing is compared."""
+class BestMetric:
+    """The best value of ``metric`` and its step. With ``metric`` None nothing is compared."""
 
     metric: str | None
     mode: Literal["max", "min"] = "max"
@@ -23,23 +23,24 @@ class Best:
     step: int | None = None
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take note of the metrics of ``step``; of equal values the older one stays the best."""
-        value = self.of(metrics)
-        if value is not None and (self.value is None or self._better(value, self.value)):
-            self.value, self.step = value, step
+        """Compare the metrics of ``step``; of equal values the older one stays the best."""
+        value = self.value_in(metrics)
+        if value is not None and self._improves(value):
+            self.value = value
+            self.step = step
 
-    def of(self, metrics: Mapping[str, Any]) -> float | None:
-        """The metric's value, or None where a step has none or it is NaN: such a checkpoint is not
-        compared.
-        """
-        value = metrics.get(self.metric) if self.metric is not None else None
+    def value_in(self, metrics: Mapping[str, Any]) -> float | None:
+        """The metric's value; None when it is missing or NaN, and is then not compared."""
+        if self.metric is None:
+            return None
+        value = metrics.get(self.metric)
         return None if value is None or math.isnan(value) else float(value)
 
     def require_known(self, known: Collection[str]) -> None:
         """Raise UserError when the metric is not among the ``known`` names."""
         if self.metric is None or self.metric in known:
             return
-        listed = sorted(name for name in known if not name.startswith(NOISE))
+        listed = sorted(name for name in known if not name.startswith(NOT_LISTED))
         hint = nearest(self.metric, listed) or "."
         raise UserError(
             f"trainer.checkpoint.best_metric={self.metric} is no metric of this run{hint} "
@@ -48,13 +49,16 @@ class Best:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` takes."""
+        """The metric's name, mode, best value and its step."""
         return {"metric": self.metric, "mode": self.mode, "value": self.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved best, unless it was one of another metric."""
-        if (state["metric"], state["mode"]) == (self.metric, self.mode):
-            self.value, self.step = state["value"], state["step"]
+        """Restore the best value, unless it belongs to another metric."""
+        if state["metric"] == self.metric and state["mode"] == self.mode:
+            self.value = state["value"]
+            self.step = state["step"]
 
-    def _better(self, one: float, other: float) -> bool:
-        return one > other if self.mode == "max" else one < other
+    def _improves(self, value: float) -> bool:
+        if self.value is None:
+            return True
+        return value > self.value if self.mode == "max" else value < self.value

@@ -1,371 +1,168 @@
-"""Everything a run holds on this rank, built from its frozen config."""
+"""Every component of a run, built from its frozen config."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
-
-import torch
-from torch import nn
 
 from trainer.algorithms import KlController, make_kl_controller
-from trainer.base.environment import RankInfo
 from trainer.base.errors import UserError
-from trainer.base.precision import resolve
-from trainer.batching import Calibrator, CostModel, warm_up
-from trainer.config.checks.no_effect import unread_hints
-from trainer.config.schema import Config
+from trainer.batching import CostModel, warm_up
+from trainer.config.checks.no_effect import no_effect_hints
+from trainer.config.schema import Config, KlCtrl, Model
 from trainer.data import (
     Dataset,
     Example,
-    Loader,
-    make_dataset,
+    endless,
+    make_datasets,
     make_loader,
-    require_distinct,
-    worker_count,
+    same_data_warning,
 )
-from trainer.experience.collector import Rolling
-from trainer.experience.generators import Generation
-from trainer.experience.prompts import Prompts
+from trainer.experience.collector import RolloutCollector
+from trainer.experience.generators import make_generator
 from trainer.experience.sampler import Sampler
-from trainer.experience.weight_sync import Synced
-from trainer.models import LoadedModel, load_model
-from trainer.models.adapters import adapters_of
+from trainer.experience.weight_sync import WeightSync
+from trainer.models import LoadedModel, load_policy
 from trainer.parallel import selftest
-from trainer.parallel.engine import Engine, EngineSettings
+from trainer.parallel.deepspeed_setup import EngineSettings
+from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
-from trainer.rewards import Scorer, load_reward
-from trainer.tracking import Timers
-from trainer.tracking.perf import memory_in_use
+from trainer.rewards import Scorer
+from trainer.run.context import RunContext
+from trainer.run.reference import make_reference
+from trainer.tracking.perf import make_timers
 from trainer.update.auto_budget import measure_budgets
-from trainer.update.losses import Policy, Sft, Weighing
-from trainer.update.micro_batches import Stowage
-
-AUTO = "auto"
-MEASURE_LATER = 0
-"""Stands for a budget until it has been measured; the planner refuses it."""
+from trainer.update.losses import make_objective
+from trainer.update.micro_batches import MicroBatchConfig
 
 
-@dataclass(kw_only=True)
-class Context:
-    """One rank's parts. Built once; only counters, budgets and what the parts hold inside change.
-    What of that a resumed run needs is registered in ``trainer.run.state``.
+def build(config: Config, run_dir: Path, world: World) -> RunContext:
+    """Load model and data and start the training engine. Collective.
+
+    Raises UserError for settings, models and data that don't fit together.
     """
-
-    config: Config
-    run_dir: Path
-    info: RankInfo
-    world: World
-    loaded: LoadedModel
-    engine: Engine
-    reference: nn.Module | None
-    """What the KL is measured against: a copy of the first policy; of LoRA the policy itself, its
-    adapters off.
-    """
-    train_data: Dataset
-    val_examples: list[Example]
-    loader: Loader
-    synced: Synced | None
-    """The generation engine; None when nothing is generated."""
-    rolling: Rolling | None
-    """Where training's rollouts come from; None in SFT."""
-    val_sampler: Sampler | None
-    """How validation draws; None when nobody can judge the answers."""
-    objective: Policy | Sft
-    stowage: Stowage
-    forward_stowage: Stowage
-    ref_stowage: Stowage
-    cost: CostModel
-    kl: KlController
-    timers: Timers
-    scorer: Scorer
-    notes: list[str] = field(default_factory=list)
-    """What the user should hear at start."""
-    calibrator: Calibrator = field(default_factory=Calibrator)
-    """What this rank's micro-batches took."""
-    samples_seen: int = 0
-    productive_s: float = 0.0
-    """Seconds of the steps taken so far, those of earlier attempts included as far as they were
-    kept.
-    """
-    budgets: list[int] | None = None
-    """Budgets of all ranks, once running out of memory lowered one of them."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self.loaded.tokenizer
-
-    def lower_budgets(self, budgets: list[int]) -> None:
-        """Plan with these budgets from now on."""
-        self.budgets = [int(b) for b in budgets]
-        self.stowage = replace(self.stowage, budget=self.budgets)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """End all processes and threads. The engine first: whoever waits for it ends too."""
-        with ExitStack() as parts:
-            parts.callback(self.loader.close)
-            parts.callback(self.scorer.close)
-            if self.rolling is not None:
-                parts.callback(self.rolling.close)
-            if self.synced is not None:
-                parts.callback(self.synced.close)
-
-    @property
-    def is_rl(self) -> bool:
-        """RL rather than SFT."""
-        return self.config.trainer.mode == "rl"
-
-    @property
-    def validates(self) -> bool:
-        """Whether there is something to validate on, and somebody to judge the answers."""
-        return self.val_sampler is not None and bool(self.val_examples)
-
-    @property
-    def total_steps(self) -> int:
-        """Iterations (RL) or batches (SFT) of the run."""
-        trainer = self.config.trainer
-        return trainer.total_training_steps or len(self.loader) * trainer.total_epochs
-
-
-def build(config: Config, run_dir: Path, info: RankInfo, world: World) -> Context:
-    """Load model and data, start the engine. Raises UserError for what the user can mend."""
-    actor, rl = config.actor_rollout_ref.actor, config.trainer.mode == "rl"
-    path = config.actor_rollout_ref.model.path
-    if path is None:
-        raise UserError(
-            "actor_rollout_ref.model.path is not set; type "
-            "actor_rollout_ref.model.path=builtin:tiny to try"
-        )
-    precision = resolve(actor.mixed_precision, on_gpu=world.device.type == "cuda")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    loaded = load_model(
-        path,
-        dtype=dtype,
-        device=world.device,
-        gradient_checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-        adapters=adapters_of(config),
+    roles = config.actor_rollout_ref
+    rl = config.trainer.mode == "rl"
+    model = load_policy(config, world.device)
+    train_data, val_data = make_datasets(
+        config, model.tokenizer, vocabulary=model.shape.vocab, local_ranks=world.local_size
     )
-    loaded.require_positions(config.data.max_prompt_length + config.data.max_response_length)
-    train_data, val_data = (
-        _dataset(config, loaded, info, "train"),
-        _dataset(config, loaded, info, "val"),
-    )
-    if train_data is None:
-        raise AssertionError("make_dataset refuses a run without training data")
-    loader = make_loader(config.data, train_data, split="train", local_ranks=info.local_world_size)
-    has_truth = can_judge(config, val_data)
-    reference: nn.Module | None = None
-    if rl and (actor.use_kl_loss or config.algorithm.use_kl_in_reward):
-        adapted = loaded.frozen is not None
-        reference = (
-            loaded.model if adapted else copy.deepcopy(loaded.model).eval().requires_grad_(False)
-        )
-    settings = EngineSettings(
-        zero_stage=actor.zero_stage,
-        bf16=precision == "bf16",
-        betas=(actor.optim.betas[0], actor.optim.betas[1]),
-        eps=actor.optim.eps,
-        weight_decay=actor.optim.weight_decay,
-        offload_optimizer=actor.optimizer_offload,
-        offload_param=actor.param_offload,
-    )
+    require_judgeable(config, val_data)
+    reference = make_reference(config, model)
+    settings = EngineSettings.from_config(roles.actor, world.device)
     selftest.run(settings, world)
-    engine = Engine(loaded.model, settings, world)
-    weighing = Weighing(
-        mode=actor.loss_agg_mode, max_response_length=config.data.max_response_length
-    )
-    rollout, custom = config.actor_rollout_ref.rollout, config.custom_reward_function
-    scorer = Scorer(
-        None if custom.path is None else load_reward(custom.path, custom.name),
-        name=f"{custom.name} in {custom.path}",
-        workers=worker_count(config.data.num_workers or 1, info.local_world_size),
-    )
-    synced, rolling, val_sampler = None, None, None
-    if rl or has_truth:
-        parts = Generation(config, loaded, engine, scorer, world, run_dir)
-        synced = parts.synced
-        if rl:
-            prompts = Prompts(
-                endless(loader),
-                over_sampling=rollout.over_sampling,
-                max_staleness=config.algorithm.max_staleness,
-            )
-            rolling = Rolling(
-                prompts,
-                parts.sampler(),
-                synced,
-                world,
-                want=config.data.train_batch_size,
-                one_step_off=rollout.one_step_off,
-            )
-        if has_truth:
-            val_sampler = parts.sampler(validation=True)
-    ctrl = config.algorithm.kl_ctrl
-    context = Context(
+    ctx = RunContext(
         config=config,
         run_dir=run_dir,
-        info=info,
         world=world,
-        loaded=loaded,
-        engine=engine,
+        model=model,
+        engine=Engine(model.model, settings, world),
         reference=reference,
         train_data=train_data,
-        val_examples=[] if val_data is None else [val_data[i] for i in range(len(val_data))],
-        loader=loader,
-        synced=synced,
-        rolling=rolling,
-        val_sampler=val_sampler,
-        objective=Policy(
-            actor,
-            weighing,
-            temperature=rollout.temperature,
-            rollout_log_probs=rollout.calculate_log_probs,
+        val_examples=all_examples(val_data),
+        loader=make_loader(config.data, train_data, split="train", local_ranks=world.local_size),
+        scorer=Scorer.from_config(config, local_ranks=world.local_size),
+        objective=make_objective(config),
+        update_pass=MicroBatchConfig.from_config(roles, "update", rl=rl),
+        log_prob_pass=MicroBatchConfig.from_config(roles, "log_prob", rl=rl),
+        ref_pass=MicroBatchConfig.from_config(roles, "ref", rl=rl),
+        cost_model=training_cost(roles.model, model),
+        kl_controller=kl_controller(config.algorithm.kl_ctrl),
+        timers=make_timers(world.device),
+        notes=[*no_effect_hints(config), *overlap_warnings(train_data, val_data)],
+    )
+    add_rollouts(ctx, validates=val_data is not None)
+    prepare_planner(ctx)
+    return ctx
+
+
+def add_rollouts(ctx: RunContext, *, validates: bool) -> None:
+    """The rollout engine with what draws from it: for training in RL, for validation if wanted."""
+    if not (ctx.is_rl or validates):
+        return
+    config = ctx.config
+    tokenizer = ctx.tokenizer
+    weight_sync = WeightSync.from_config(
+        config.actor_rollout_ref.rollout, ctx.model, ctx.engine, ctx.world, ctx.run_dir
+    )
+    generator = make_generator(config, weight_sync.rollout_engine, ctx.model)
+    ctx.weight_sync = weight_sync
+    if ctx.is_rl:
+        sampler = Sampler.from_config(config, generator, ctx.scorer, tokenizer)
+        batches = endless(ctx.loader)
+        ctx.collector = RolloutCollector.from_config(
+            config, batches, sampler, weight_sync, ctx.world
         )
-        if rl
-        else Sft(weighing),
-        stowage=_stowage(config, engine, training=True),
-        forward_stowage=_stowage(config, engine, training=False),
-        ref_stowage=_ref_stowage(config, engine),
-        cost=CostModel.from_shape(
-            loaded.shape,
-            recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-            frozen=loaded.frozen is not None,
-        ),
-        kl=make_kl_controller(
-            ctrl.type, kl_coef=ctrl.kl_coef, target_kl=ctrl.target_kl, horizon=ctrl.horizon
-        ),
-        scorer=scorer,
-        notes=unread_hints(config),
-        timers=Timers(
-            synchronize=_synchronizer(world.device), memory=lambda: memory_in_use(world.device)
-        ),
-    )
-    if context.stowage.dynamic or context.forward_stowage.dynamic:
-        warm_up(config.data.train_batch_size * (rollout.n if rl else 1))
-    if AUTO in (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu):
-        _measure(context, longest=config.data.max_prompt_length + config.data.max_response_length)
-    if val_data is not None and (warning := require_distinct(train_data, val_data)):
-        context.notes.append(f"[WARNING] {warning}")
-    return context
-
-
-def can_judge(config: Config, val_data: Dataset | None) -> bool:
-    """Whether there is something to validate on. Raises UserError when there is, but nobody could
-    judge the answers.
-    """
-    if val_data is None:
-        return False
-    known = config.trainer.mode == "rl" or val_data[0].ground_truth is not None
-    if not known and config.custom_reward_function.path is None:
-        raise UserError(
-            f"data.val_files: {val_data[0].place} has no field '{config.data.answer_key}' "
-            "(data.answer_key), so nobody "
-            "can judge what the model answers. Set data.answer_key to the field that holds the "
-            "right answer, "
-            "custom_reward_function.path to a function that does without, or data.val_files=null"
+    if validates:
+        ctx.val_sampler = Sampler.from_config(
+            config, generator, ctx.scorer, tokenizer, validation=True
         )
-    return True
 
 
-def _dataset(
-    config: Config, loaded: LoadedModel, info: RankInfo, split: Literal["train", "val"]
-) -> Dataset | None:
-    return make_dataset(
-        config.data,
-        loaded.tokenizer,
-        split=split,
-        mode=config.trainer.mode,
-        vocabulary=loaded.shape.vocab,
-        # A user's own reward may do without right answers.
-        answer_required=None if config.custom_reward_function.path is None else False,
-        local_ranks=info.local_world_size,
-    )
-
-
-def _stowage(config: Config, engine: Engine, *, training: bool) -> Stowage:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    rl = config.trainer.mode == "rl"
-    share = rl and rollout.n > 1 if actor.share_prompt == "auto" else bool(actor.share_prompt)
-    dynamic = actor.use_dynamic_bsz if training else rollout.log_prob_use_dynamic_bsz
-    micro = (
-        actor.ppo_micro_batch_size_per_gpu
-        if training
-        else rollout.log_prob_micro_batch_size_per_gpu
-    )
-    budget = actor.ppo_max_token_len_per_gpu if training else rollout.log_prob_max_token_len_per_gpu
-    # A forward pass without gradients synchronises per micro-batch only where weights are sharded.
-    wait = engine.needs_equal_counts if training else engine.settings.zero_stage == 3
-    return Stowage(
-        dynamic=dynamic,
-        budget=_budget(budget),
-        micro_size=micro,
-        buckets=tuple(actor.bucket_boundaries) if actor.dynamic_bsz_bucketing else None,
-        bucket_by=actor.bucket_by,
-        share_prompts=share and dynamic,
-        sync="micro" if wait else "step",
-    )
-
-
-def _ref_stowage(config: Config, engine: Engine) -> Stowage:
-    ref, own = config.actor_rollout_ref.ref, _stowage(config, engine, training=False)
-    return Stowage(
-        dynamic=ref.log_prob_use_dynamic_bsz,
-        budget=_budget(ref.log_prob_max_token_len_per_gpu),
-        micro_size=ref.log_prob_micro_batch_size_per_gpu,
-        buckets=own.buckets,
-        bucket_by=own.bucket_by,
-        share_prompts=own.share_prompts and ref.log_prob_use_dynamic_bsz,
-        # A copy is whole on every rank; the policy without its adapters is sharded as the policy
-        # is.
-        sync=own.sync if config.actor_rollout_ref.model.lora_rank else "step",
-    )
-
-
-def _measure(ctx: Context, *, longest: int) -> None:
-    """Replace ``auto`` by measured budgets, which the passes without gradients share."""
+def prepare_planner(ctx: RunContext) -> None:
+    """Load the planner's compiled loops, and measure the budgets that are ``auto``. Collective."""
+    data = ctx.config.data
+    passes = (ctx.update_pass, ctx.log_prob_pass)
+    if any(config.dynamic for config in passes):
+        responses = ctx.config.actor_rollout_ref.rollout.n if ctx.is_rl else 1
+        warm_up(data.train_batch_size * responses)
+    if not any(config.unmeasured for config in passes):
+        return
     budgets = measure_budgets(
         ctx.engine,
-        ctx.stowage,
-        longest=longest,
-        vocabulary=ctx.loaded.shape.vocab,
-        local_ranks=ctx.info.local_world_size,
+        ctx.update_pass,
+        longest=data.max_prompt_length + data.max_response_length,
+        vocabulary=ctx.model.shape.vocab,
+        local_ranks=ctx.world.local_size,
     )
-    for name in ("stowage", "forward_stowage", "ref_stowage"):
-        stowage: Stowage = getattr(ctx, name)
-        if stowage.budget == MEASURE_LATER:
-            setattr(ctx, name, replace(stowage, budget=budgets))
-    ctx.notes.append(
-        f"ppo_max_token_len_per_gpu=auto: measured {', '.join(map(str, budgets))} tokens by rank"
+    # Passes without gradients share the measured budgets.
+    ctx.update_pass = ctx.update_pass.measured(budgets)
+    ctx.log_prob_pass = ctx.log_prob_pass.measured(budgets)
+    ctx.ref_pass = ctx.ref_pass.measured(budgets)
+    listed = ", ".join(map(str, budgets))
+    ctx.notes.append(f"ppo_max_token_len_per_gpu=auto: measured {listed} tokens by rank")
+
+
+def kl_controller(section: KlCtrl) -> KlController:
+    """The controller of ``algorithm.kl_ctrl``."""
+    return make_kl_controller(
+        section.type,
+        kl_coef=section.kl_coef,
+        target_kl=section.target_kl,
+        horizon=section.horizon,
     )
 
 
-def _budget(value: Any) -> int | list[int]:
-    if value == AUTO:
-        return MEASURE_LATER
-    return list(value) if isinstance(value, list | tuple) else int(value)
+def training_cost(section: Model, model: LoadedModel) -> CostModel:
+    """Floating-point operations of a training step's sequences, for the planner."""
+    return CostModel.from_shape(
+        model.shape,
+        recompute=section.enable_gradient_checkpointing,
+        frozen=model.has_adapters,
+    )
 
 
-def _synchronizer(device: torch.device) -> Callable[[], None] | None:
-    if device.type != "cuda":
-        return None
-    return lambda: torch.cuda.synchronize(device)
+def all_examples(dataset: Dataset | None) -> list[Example]:
+    """All examples of a dataset, in order."""
+    return [] if dataset is None else [dataset[i] for i in range(len(dataset))]
 
 
-def endless(loader: Loader) -> Iterator[list[Example]]:
-    """Epoch after epoch; the number of steps ends the run, not the data."""
-    while True:
-        yield from loader
+def require_judgeable(config: Config, val_data: Dataset | None) -> None:
+    """Raise UserError for validation data whose answers no reward can judge."""
+    if val_data is None or config.custom_reward_function.path is not None:
+        return
+    if config.trainer.mode == "rl" or val_data[0].ground_truth is not None:
+        return
+    raise UserError(
+        f"data.val_files: {val_data[0].location} has no field '{config.data.answer_key}' "
+        "(data.answer_key), so nobody can judge what the model answers. Set data.answer_key to "
+        "the field that holds the right answer, custom_reward_function.path to a function that "
+        "does without, or data.val_files=null"
+    )
+
+
+def overlap_warnings(train_data: Dataset, val_data: Dataset | None) -> list[str]:
+    """A warning when training and validation data share prompts."""
+    if val_data is None:
+        return []
+    warning = same_data_warning(train_data, val_data)
+    return [f"[WARNING] {warning}"] if warning else []

@@ -1,30 +1,33 @@
-"""The training data, looked at before the first step."""
+"""A check of the training data before the first step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from trainer.data import require_sound, worker_count
-from trainer.experience.weight_sync import agreed
-from trainer.run.build import Context
+from trainer.data import check_samples, worker_count
+from trainer.ranks.agreement import agreed
+from trainer.run.context import RunContext
 
 
-def require_sound_data(ctx: Context, say: Callable[[str], None]) -> None:
-    """Raise UserError, on all ranks, for a sample that this run will meet and can't train on. Rank
-    0 looks at them, and ``say``s so where it could not look at all of them.
+def check_data(ctx: RunContext, report: Callable[[str], None]) -> None:
+    """Raise UserError, on all ranks, for a sample that this run will meet and can't train on.
 
-    What a task of ours makes is sound.
+    Rank 0 reads the samples and reports when there was no time for all of them. Data that a
+    built-in task makes are not checked.
     """
-    data, over = ctx.config.data, ctx.config.actor_rollout_ref.rollout.over_sampling
+    data = ctx.config.data
+    over_sampling = ctx.config.actor_rollout_ref.rollout.over_sampling
     with agreed(ctx.world):
-        if ctx.world.is_main and data.task is None:
-            # Of what is over-sampled some is left over at the end.
-            ahead = ctx.loader.ahead(math.ceil(ctx.total_steps * over) + 1)
-            workers = worker_count(data.num_workers, ctx.info.local_world_size)
-            looked = require_sound(ctx.train_data, ahead, num_workers=workers)
-            if looked < len(ahead):
-                say(
-                    f"Looked at {looked:,} of this run's {len(ahead):,} samples; the others are "
-                    "read as they come."
-                )
+        if not ctx.world.is_main or data.task is not None:
+            return
+        # Over-sampled prompts may be left over at the end: at most one more batch is read.
+        batches = math.ceil(ctx.total_steps * over_sampling) + 1
+        indices = ctx.loader.upcoming(batches)
+        workers = worker_count(data.num_workers, ctx.world.local_size)
+        checked = check_samples(ctx.train_data, indices, num_workers=workers)
+        if checked < len(indices):
+            report(
+                f"Looked at {checked:,} of this run's {len(indices):,} samples; the others are "
+                "read as they come."
+            )

@@ -1,16 +1,16 @@
-"""What a checkpoint holds beside weights, optimizer and schedule: one line for each part of a run
-that has a state.
+"""What a checkpoint holds besides weights and optimizer: one line per component with state.
 
 Rollouts need no random state: their numbers come from (seed, step, prompt, sample) alone. Prompts
 that were begun and not finished are kept with the tokens they have. A reference that moves is saved
-as tensors beside the engine's (``trainer.run.reference``). Of weights that are frozen (LoRA) there
-is a digest, in place of the weights.
+as tensors beside the engine's (``trainer.run.reference``). The untrained base weights of LoRA are
+represented by a digest.
+
+The names given to ``add`` stand in checkpoints on disk and never change.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,96 +18,99 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.checkpoint.snapshot.parts import Parts
+from trainer.checkpoint.snapshot.state_registry import StateRegistry
 from trainer.models.adapters import adapters_state, require_same_base
-from trainer.run.best_metric import Best
-from trainer.run.build import Context
-from trainer.tracking.wandb_run import Identity, keep_identity, stored_identity
+from trainer.run.best_metric import BestMetric
+from trainer.run.context import RunContext
+from trainer.tracking.wandb_run import WandbIdentity, load_identity, save_identity
 
 
-def shared_parts(ctx: Context, best: Best, identity: RunIdentity) -> Parts:
-    """The same on every rank: rank 0's are saved, and any number of ranks takes them back."""
-    parts = Parts()
-    parts.add("loader", ctx.loader.state_dict, ctx.loader.load_state_dict)
-    if (rolling := ctx.rolling) is not None:
-        prompts = rolling.prompts
-        parts.add(
+def global_state(ctx: RunContext, best: BestMetric, identity: RunIdentity) -> StateRegistry:
+    """State that is the same on every rank: rank 0's is saved, any number of ranks restores it."""
+    state = StateRegistry()
+    state.add("loader", ctx.loader.state_dict, ctx.loader.load_state_dict)
+    if ctx.collector is not None:
+        prompts = ctx.collector.prompts
+        state.add(
             "prompts",
             prompts.state_dict,
-            lambda state: prompts.load_state_dict(state, ctx.train_data),
+            lambda saved: prompts.load_state_dict(saved, ctx.train_data),
         )
-    if ctx.loaded.frozen is not None:
-        ours = adapters_state(ctx.config, ctx.loaded)
-        parts.add("adapters", lambda: ours, lambda theirs: require_same_base(ours, theirs))
-    parts.add("kl", ctx.kl.state_dict, ctx.kl.load_state_dict)
-    parts.add("samples_seen", lambda: ctx.samples_seen, _setter(ctx, "samples_seen"))
-    parts.add("productive_s", lambda: ctx.productive_s, _setter(ctx, "productive_s"))
-    parts.add("budgets", lambda: ctx.budgets, lambda budgets: _lower(ctx, budgets))
-    parts.add("best", best.state_dict, best.load_state_dict)
-    parts.add("wandb", identity.state_dict, identity.load_state_dict)
-    return parts
+    if ctx.model.has_adapters:
+        current = adapters_state(ctx.config, ctx.model)
+        state.add("adapters", lambda: current, lambda saved: require_same_base(current, saved))
+    state.add("kl", ctx.kl_controller.state_dict, ctx.kl_controller.load_state_dict)
+    _add_counter(state, ctx, "samples_seen")
+    _add_counter(state, ctx, "productive_s")
+    state.add("budgets", lambda: ctx.lowered_budgets, lambda saved: _restore_budgets(ctx, saved))
+    state.add("best", best.state_dict, best.load_state_dict)
+    state.add("wandb", identity.state_dict, identity.load_state_dict)
+    return state
 
 
-def rank_parts(ctx: Context) -> Parts:
-    """Each rank's own: taken back when the run goes on with as many ranks."""
-    parts = Parts()
-    parts.add("cost", ctx.calibrator.state_dict, ctx.calibrator.load_state_dict)
-    # Last of all: loading itself may draw random numbers.
-    parts.add("python", random.getstate, random.setstate)
-    parts.add("numpy", lambda: np.random.get_state(legacy=False), np.random.set_state)
-    parts.add("torch", torch.get_rng_state, torch.set_rng_state)
-    if (device := ctx.world.device).type == "cuda":
-        parts.add(
+def rank_state(ctx: RunContext) -> StateRegistry:
+    """State of each rank: restored when the run resumes with the same number of ranks."""
+    state = StateRegistry()
+    state.add("cost", ctx.calibrator.state_dict, ctx.calibrator.load_state_dict)
+    # Random states come last: restoring the others may draw random numbers.
+    state.add("python", random.getstate, random.setstate)
+    state.add("numpy", lambda: np.random.get_state(legacy=False), np.random.set_state)
+    state.add("torch", torch.get_rng_state, torch.set_rng_state)
+    device = ctx.world.device
+    if device.type == "cuda":
+        state.add(
             "cuda",
             lambda: torch.cuda.get_rng_state(device),
-            lambda s: torch.cuda.set_rng_state(s, device),
+            lambda saved: torch.cuda.set_rng_state(saved, device),
         )
-    return parts
+    return state
 
 
 class RunIdentity:
-    """Who the run is for W&B. A run folder that was lost and fetched again goes on as the same W&B
-    run.
+    """The run's identity in W&B.
+
+    A run folder that was lost and fetched again resumes the same W&B run.
     """
 
     def __init__(self, run_dir: Path, *, writes: bool) -> None:
-        """``writes``: on the rank that logs."""
-        self._run_dir, self._writes = run_dir, writes
-        self.own = False
-        """Whether the checkpoint is this run's: one of another run makes no other run of this
-        one.
-        """
+        """``writes``: True on the rank that logs."""
+        self._run_dir = run_dir
+        self._writes = writes
+        self.same_run = False
+        """Whether the restored checkpoint belongs to this run; set before ``load_state_dict``."""
         self.last_step = 0
-        """The newest step that W&B and the record have."""
+        """The newest step in W&B and ``metrics.jsonl``."""
 
     @property
     def id(self) -> str | None:
-        """W&B's id of the run; None without W&B."""
-        found = stored_identity(self._run_dir)
-        return None if found is None else found.id
+        """The W&B id of the run; None without W&B."""
+        identity = load_identity(self._run_dir)
+        return None if identity is None else identity.id
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` takes."""
-        found = stored_identity(self._run_dir)
-        return {"identity": None if found is None else asdict(found), "last_step": self.last_step}
+        """The identity and the newest step."""
+        identity = load_identity(self._run_dir)
+        return {
+            "identity": None if identity is None else asdict(identity),
+            "last_step": self.last_step,
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Write the identity down again where the run folder has none."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Write the identity of this run's checkpoint where the run folder has none."""
         self.last_step = state["last_step"]
-        if (
-            self._writes
-            and self.own
-            and state["identity"] is not None
-            and stored_identity(self._run_dir) is None
-        ):
-            keep_identity(self._run_dir, Identity(**state["identity"]))
+        may_write = self._writes and self.same_run
+        if not may_write or state["identity"] is None:
+            return
+        if load_identity(self._run_dir) is None:
+            save_identity(self._run_dir, WandbIdentity(**state["identity"]))
 
 
-def _setter(ctx: Context, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(ctx, name, value)
+def _add_counter(state: StateRegistry, ctx: RunContext, name: str) -> None:
+    """Register a plain number of ``ctx``."""
+    state.add(name, lambda: getattr(ctx, name), lambda saved: setattr(ctx, name, saved))
 
 
-def _lower(ctx: Context, budgets: list[int] | None) -> None:
-    """Budgets that ran out of memory in a world of this size; another one finds its own."""
+def _restore_budgets(ctx: RunContext, budgets: list[int] | None) -> None:
+    """Budgets lowered in a world of this size; a world of another size measures its own."""
     if budgets is not None and len(budgets) == ctx.world.size:
         ctx.lower_budgets(budgets)

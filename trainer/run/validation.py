@@ -1,6 +1,4 @@
-"""Validation: the policy answers the validation prompts, the reward judges; mean and deviation over
-all ranks.
-"""
+"""Validation: responses to the validation prompts, their rewards averaged over all ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.data import Example
 from trainer.experience.batch import reward_metrics
-from trainer.experience.prompts import Ask
+from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts, Sampler
-from trainer.experience.weight_sync import same_on_all
+from trainer.experience.weight_sync import raise_engine_failure
 from trainer.ranks.world import World
 from trainer.rollout import EngineFailed
-from trainer.run.build import Context
+from trainer.run.context import RunContext
 
 VALIDATION_METRICS = (
     "val/reward",
@@ -25,71 +23,65 @@ VALIDATION_METRICS = (
     "val/response_length/clip_ratio",
     "val/samples",
 )
-"""What a validation measures."""
+"""Metrics that every validation gives."""
 
 
-def validate(ctx: Context, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
-    """Metrics of the validation set, the same on every rank, and some generations as this rank read
-    them.
+def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
+    """Metrics of the validation set, the same on every rank, and some of this rank's generations.
 
-    Nothing without validation data, or when nobody can judge the answers. Raises EngineFailed on
-    all ranks when one rank's engine is lost, AgreedError when one rank's reward function or agent
-    fails.
+    Both are empty without validation data or a reward for it. Raises EngineFailed on all ranks when
+    one rank's engine is lost, AgreedError when one rank's reward function or agent fails.
     """
-    if ctx.val_sampler is None or ctx.synced is None or not ctx.val_examples:
+    if ctx.val_sampler is None or ctx.weight_sync is None or not ctx.val_examples:
         return {}, []
-    if ctx.rolling is not None:
-        ctx.rolling.settle()  # one engine: what is drawn ahead comes first, and by its own weights
-    # Every validation draws the same random numbers: what differs between two of them is the
-    # policy.
+    if ctx.collector is not None:
+        ctx.collector.drain()  # rollouts drawn ahead use the same engine, with other weights
+    # Every validation draws the same random numbers: two of them differ by the policy alone.
     rollouts = Rollouts()
-    lost: EngineFailed | UserError | None = None
+    failure: EngineFailed | UserError | None = None
     try:
-        with ctx.synced.ready(step, ctx.timers, prefix="val_"):
+        with ctx.weight_sync.ready(step, ctx.timers, prefix="val_"):
             try:
-                _draw(ctx, ctx.val_sampler, rollouts)
+                _generate(ctx, ctx.val_sampler, rollouts)
             except UserError as error:
-                lost = error
+                failure = error
     except EngineFailed as error:
-        lost = error
-    same_on_all(ctx.world, lost)
-    most, rule = (
-        ctx.config.trainer.log_val_generations,
-        ctx.config.custom_reward_function.path is None,
-    )
+        failure = error
+    raise_engine_failure(ctx.world, failure)
+    builtin_rule = ctx.config.custom_reward_function.path is None
     metrics = validation_metrics(rollouts, ctx.world)
-    metrics |= reward_metrics(rollouts.scores, ctx.world, rule=rule, prefix="val_")
-    return metrics, generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, most)
+    metrics |= reward_metrics(rollouts.scores, ctx.world, rule=builtin_rule, prefix="val_")
+    count = ctx.config.trainer.log_val_generations
+    return metrics, generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, count)
 
 
-def _draw(ctx: Context, sampler: Sampler, rollouts: Rollouts) -> None:
-    """This rank's share of the responses, batch by batch."""
-    size = ctx.config.data.val_batch_size or len(ctx.val_examples)
-    for first in range(0, len(ctx.val_examples), size):
-        numbers = range(
-            first + ctx.world.rank, min(first + size, len(ctx.val_examples)), ctx.world.size
-        )
-        part = sampler.roll_out(
-            {i: Ask(example=ctx.val_examples[i], number=i) for i in numbers}, ctx.timers
-        )
-        rollouts.prompts.extend(part.prompts)
+def _generate(ctx: RunContext, sampler: Sampler, rollouts: Rollouts) -> None:
+    """Append this rank's share of the responses to ``rollouts``, one batch after the other."""
+    total = len(ctx.val_examples)
+    batch_size = ctx.config.data.val_batch_size or total
+    for first in range(0, total, batch_size):
+        end = min(first + batch_size, total)
+        requests = {
+            index: PromptRequest(example=ctx.val_examples[index], number=index)
+            for index in range(first + ctx.world.rank, end, ctx.world.size)
+        }
+        part = sampler.roll_out(requests, ctx.timers)
+        rollouts.prompt_indices.extend(part.prompt_indices)
         rollouts.samples.extend(part.samples)
         rollouts.scores.extend(part.scores)
         rollouts.texts.extend(part.texts)
 
 
 def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
-    """``val/reward/{mean,std}``, ``val/reward`` and ``val/response_length``, over the responses of
-    all ranks.
-    """
-    values = [s.value for s in rollouts.scores]
+    """``VALIDATION_METRICS`` over the responses of all ranks. Collective."""
+    values = [score.value for score in rollouts.scores]
     sums = world.sum(
         {
             "n": float(len(values)),
             "sum": math.fsum(values),
-            "squares": math.fsum(v * v for v in values),
-            "tokens": float(sum(len(s.response_ids) for s in rollouts.samples)),
-            "cut": float(sum(not s.finished for s in rollouts.samples)),
+            "squares": math.fsum(value * value for value in values),
+            "tokens": float(sum(len(sample.response_ids) for sample in rollouts.samples)),
+            "cut": float(sum(not sample.finished for sample in rollouts.samples)),
         }
     )
     n = max(sums["n"], 1.0)
@@ -104,16 +96,19 @@ def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
 
 
 def generation_rows(
-    rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, most: int
+    rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, count: int
 ) -> list[Mapping[str, Any]]:
-    """The first ``most`` prompts with their answers, as people read them."""
+    """The first ``count`` responses as text: prompt, response, ground truth and score."""
     rows: list[Mapping[str, Any]] = []
-    for number, text, score in zip(
-        rollouts.prompts[:most], rollouts.texts, rollouts.scores, strict=False
-    ):
-        prompt = tokenizer.decode(examples[number].prompt_ids, skip_special_tokens=True)
-        truth = str(examples[number].ground_truth)
+    responses = zip(rollouts.prompt_indices[:count], rollouts.texts, rollouts.scores, strict=False)
+    for index, text, score in responses:
+        example = examples[index]
         rows.append(
-            {"prompt": prompt, "response": text, "ground_truth": truth, "score": score.value}
+            {
+                "prompt": tokenizer.decode(example.prompt_ids, skip_special_tokens=True),
+                "response": text,
+                "ground_truth": str(example.ground_truth),
+                "score": score.value,
+            }
         )
     return rows

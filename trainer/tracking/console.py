@@ -10,49 +10,54 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from trainer.base.environment import TERMINAL
-from trainer.tracking.console_text import plain_line, short
+from trainer.tracking.console_text import plain_line, progress_text
 
 
 class Display(Protocol):
-    """What shows a run's progress."""
+    """Shows a run's progress."""
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Step ``step`` is done."""
+        """Show the metrics of step ``step``, which is done."""
 
     def message(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Write a text that stays on the screen."""
 
     def close(self) -> None:
         """Restore the screen."""
 
 
 class Eta:
-    """Time left, from the mean of the last steps (so that a slow first step doesn't spoil it)."""
+    """Time left, from the mean of the last steps, so that a slow first step doesn't spoil it."""
 
     def __init__(
         self, total_steps: int, clock: Callable[[], float] = time.monotonic, window: int = 20
     ) -> None:
-        self._total = total_steps
+        self._total_steps = total_steps
         self._clock = clock
         self._marks: deque[tuple[int, float]] = deque(maxlen=window + 1)
 
     def update(self, step: int) -> float | None:
         """Seconds left after ``step``; None until two steps were seen."""
         self._marks.append((step, self._clock()))
-        (first, start), (last, end) = self._marks[0], self._marks[-1]
-        return (end - start) / (last - first) * max(0, self._total - last) if last > first else None
+        first_step, start = self._marks[0]
+        last_step, end = self._marks[-1]
+        if last_step <= first_step:
+            return None
+        step_s = (end - start) / (last_step - first_step)
+        return step_s * max(0, self._total_steps - last_step)
 
 
 class PlainDisplay:
     """``step:N/total - key:value - ... - eta:3m05s``, one line a step."""
 
     def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
-        self._total, self._eta = total_steps, Eta(total_steps)
-        self._stream = stream if stream is not None else sys.stdout
+        self._total_steps = total_steps
+        self._eta = Eta(total_steps)
+        self._stream = sys.stdout if stream is None else stream
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the step's line."""
-        self.message(plain_line(step, self._total, metrics, self._eta.update(step)))
+        self.message(plain_line(step, self._total_steps, metrics, self._eta.update(step)))
 
     def message(self, text: str) -> None:
         """Write a line. A closed pipe (``| head``) doesn't end a training run."""
@@ -63,7 +68,7 @@ class PlainDisplay:
             pass
 
     def close(self) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
 
 class RichDisplay:
@@ -73,10 +78,9 @@ class RichDisplay:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        forced = os.environ.get(TERMINAL) == "1"
         console = Console(
-            force_terminal=True if forced else None,
-            no_color=bool(os.environ.get("NO_COLOR")) or None,
+            force_terminal=True if _forced_terminal() else None,
+            no_color=True if os.environ.get("NO_COLOR") else None,
         )
         self._eta = Eta(total_steps)
         self._progress = Progress(
@@ -92,23 +96,27 @@ class RichDisplay:
         self._progress.start()
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Move the line."""
-        self._progress.update(
-            self._task, completed=step, numbers=short(metrics, self._eta.update(step))
-        )
+        """Redraw the line."""
+        text = progress_text(metrics, self._eta.update(step))
+        self._progress.update(self._task, completed=step, numbers=text)
 
     def message(self, text: str) -> None:
         """Print above the line."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last state of the line standing."""
+        """Stop redrawing; the last state of the line stays."""
         self._progress.stop()
 
 
 def make_display(total_steps: int, steps_done: int) -> Display:
-    """The live line where somebody can see it, plain lines otherwise (files, pipes, TERM=dumb)."""
-    live = (sys.stdout.isatty() or os.environ.get(TERMINAL) == "1") and os.environ.get(
-        "TERM"
-    ) != "dumb"
-    return RichDisplay(total_steps, steps_done) if live else PlainDisplay(total_steps)
+    """A live line on a terminal; plain lines otherwise (files, pipes, TERM=dumb)."""
+    on_terminal = sys.stdout.isatty() or _forced_terminal()
+    if on_terminal and os.environ.get("TERM") != "dumb":
+        return RichDisplay(total_steps, steps_done)
+    return PlainDisplay(total_steps)
+
+
+def _forced_terminal() -> bool:
+    """Whether the launcher passes this output on to a terminal."""
+    return os.environ.get(TERMINAL) == "1"

@@ -1,37 +1,37 @@
-"""Goodput: what share of the time that a run took went into steps that count, over all its
-attempts.
+"""Goodput: the share of a run's time that went into steps that count, over all its attempts.
 
 An attempt's times come from the batch script's records where there are any (``attempts.jsonl``,
-``begin.json``), else from ``logs/attempt_N/clock.json``, which the trainer keeps for itself.
+``begin.json``), else from ``logs/attempt_N/clock.json``, which the trainer writes itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.base import atomic
 from trainer.base.metrics_file import METRICS_FILE, by_step
-from trainer.base.run_folder import log_folder, read_json, read_lines
+from trainer.base.run_folder import log_folder, read_json, read_json_lines
 
-CLOCK = "clock.json"
+CLOCK_FILE = "clock.json"
 
 
 @dataclass
 class Attempt:
-    """One attempt. Instants in seconds since 1970."""
+    """One attempt; its fields are those of ``clock.json``. Instants in seconds since 1970."""
 
     number: int
     start: float
     end: float
     undone_steps: int = 0
-    """Steps that it took and a later attempt did again, since no checkpoint held them."""
+    """Steps of earlier attempts that it took again, since no checkpoint held them."""
     undone_s: float = 0.0
+    """Seconds that these steps had taken."""
 
 
 def goodput(attempts: Sequence[Attempt], productive_s: float) -> dict[str, float]:
@@ -41,94 +41,97 @@ def goodput(attempts: Sequence[Attempt], productive_s: float) -> dict[str, float
     ETTR = productive time / wall time of all attempts (Kokolis et al., "Revisiting Reliability in
     Large-Scale Machine Learning Research Clusters", arXiv 2410.21680, section II): starting up,
     restoring, validation, waiting for checkpoints at a step's end, and steps that were lost and
-    done again are not productive. Time between attempts, when nothing ran (the queue), is told
-    apart, and so is the ratio with it. Attempts may overlap (a node cut off from the network): that
-    time counts once.
+    taken again are not productive. Time between attempts, when nothing ran (the queue), is a metric
+    of its own, and so is the ratio that includes it. Attempts may overlap (a node cut off from the
+    network): that time counts once.
     """
-    wall = waiting = 0.0
-    until: float | None = None
-    for attempt in sorted(attempts, key=lambda a: a.start):
-        begin = attempt.start if until is None else max(attempt.start, until)
-        waiting += 0.0 if until is None else begin - until
-        wall += max(0.0, attempt.end - begin)
-        until = max(begin, attempt.end)
-    total = wall + waiting
+    wall_s = 0.0
+    queue_s = 0.0
+    covered_until: float | None = None
+    for attempt in sorted(attempts, key=lambda attempt: attempt.start):
+        begin = attempt.start
+        if covered_until is not None:
+            begin = max(begin, covered_until)
+            queue_s += begin - covered_until
+        wall_s += max(0.0, attempt.end - begin)
+        covered_until = max(begin, attempt.end)
     return {
-        "goodput/ettr": min(1.0, productive_s / wall) if wall > 0 else 0.0,
-        "goodput/ettr_with_queue": min(1.0, productive_s / total) if total > 0 else 0.0,
+        "goodput/ettr": _share(productive_s, wall_s),
+        "goodput/ettr_with_queue": _share(productive_s, wall_s + queue_s),
         "goodput/productive_s": productive_s,
-        "goodput/wall_s": wall,
-        "goodput/queue_s": waiting,
-        "goodput/lost_s": math.fsum(a.undone_s for a in attempts),
-        "goodput/lost_steps": float(sum(a.undone_steps for a in attempts)),
+        "goodput/wall_s": wall_s,
+        "goodput/queue_s": queue_s,
+        "goodput/lost_s": math.fsum(attempt.undone_s for attempt in attempts),
+        "goodput/lost_steps": float(sum(attempt.undone_steps for attempt in attempts)),
         "goodput/attempts": float(len(attempts)),
     }
 
 
-class Clock:
-    """This attempt's times beside those of the earlier ones. Rank 0 keeps it; it never raises for a
-    full disk.
+class GoodputClock:
+    """Keeps this attempt's times, together with those of earlier attempts. Made on rank 0; a full
+    disk never raises here.
     """
 
     def __init__(
         self, run_dir: Path, number: int, *, restored: int, now: float | None = None
     ) -> None:
-        """``restored``: the step that the run goes on from. To be made before the record beyond it
-        is cut off.
+        """``restored``: the step that the run continues from. Make the clock before later steps are
+        cut off the record.
         """
         self._folder = log_folder(run_dir, number)
         self._earlier = list(earlier_attempts(run_dir, number))
-        record = by_step(run_dir / METRICS_FILE) if (run_dir / METRICS_FILE).exists() else {}
-        undone = [line for step, line in record.items() if step > restored]
+        record = by_step(run_dir / METRICS_FILE)
         if self._earlier and record:
             last = self._earlier[-1]
-            last.end = max([last.end, *(float(line.get("time", 0.0)) for line in record.values())])
-        start = _begin(run_dir, number)
-        self._own = Attempt(
-            number, process_start() if start is None else start, time.time() if now is None else now
+            last_line = max(float(line.get("time", 0.0)) for line in record.values())
+            last.end = max(last.end, last_line)
+        start = _begin_time(run_dir, number)
+        self._current = Attempt(
+            number=number,
+            start=process_start() if start is None else start,
+            end=time.time() if now is None else now,
         )
-        # Kept by the attempt that does them again: the one that lost them is over, and its file may
-        # be missing.
-        self._own.undone_steps = len([line for line in undone if "timing/step" in line])
-        self._own.undone_s = math.fsum(float(line.get("timing/step", 0.0)) for line in undone)
-        self.note()
+        # Kept by the attempt that takes them again: the one that lost them is over, and its file
+        # may be missing.
+        undone = [
+            float(line["timing/step"])
+            for step, line in record.items()
+            if step > restored and "timing/step" in line
+        ]
+        self._current.undone_steps = len(undone)
+        self._current.undone_s = math.fsum(undone)
+        self.save()
 
     def metrics(self, productive_s: float, now: float | None = None) -> dict[str, float]:
         """``goodput/*`` as of now."""
-        self._own.end = time.time() if now is None else now
-        return goodput([*self._earlier, self._own], productive_s)
+        self._current.end = time.time() if now is None else now
+        return goodput([*self._earlier, self._current], productive_s)
 
-    def note(self) -> None:
-        """Write this attempt's times down, for the attempts after it."""
-        path = self._folder / CLOCK
-        temporary = path.with_suffix(".tmp")
+    def save(self) -> None:
+        """Write this attempt's times to its log folder, for the attempts after it."""
+        path = self._folder / CLOCK_FILE
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
-            ) as file:
-                json.dump(asdict(self._own), file)
-            os.replace(temporary, path)
+            atomic.write_json(path, asdict(self._current))
 
 
-def earlier_attempts(run_dir: Path, number: int) -> Iterable[Attempt]:
-    """The attempts before ``number``, oldest first; those that left no times are left out."""
-    closed = {line.get("attempt"): line for line in read_lines(run_dir / "attempts.jsonl")}
+def earlier_attempts(run_dir: Path, number: int) -> Iterator[Attempt]:
+    """The attempts before ``number``, oldest first, without those that left no times."""
+    closed = {line.get("attempt"): line for line in read_json_lines(run_dir / "attempts.jsonl")}
     for earlier in range(1, number):
-        own = read_json(log_folder(run_dir, earlier) / CLOCK)
+        clock = read_json(log_folder(run_dir, earlier) / CLOCK_FILE)
         script = closed.get(earlier, {})
-        begin = _begin(run_dir, earlier)
-        starts = [x for x in (script.get("start"), begin, own.get("start")) if x is not None]
-        ends = [x for x in (script.get("end"), own.get("end")) if x is not None]
-        if starts:
-            start = float(min(starts))
-            end = max([start, *map(float, ends)])
+        starts = [script.get("start"), _begin_time(run_dir, earlier), clock.get("start")]
+        known_starts = [float(start) for start in starts if start is not None]
+        ends = [float(end) for end in (script.get("end"), clock.get("end")) if end is not None]
+        if known_starts:
+            start = min(known_starts)
             yield Attempt(
-                earlier,
-                start,
-                end,
-                int(own.get("undone_steps", 0)),
-                float(own.get("undone_s", 0.0)),
+                number=earlier,
+                start=start,
+                end=max([start, *ends]),
+                undone_steps=int(clock.get("undone_steps", 0)),
+                undone_s=float(clock.get("undone_s", 0.0)),
             )
 
 
@@ -146,6 +149,11 @@ def process_start() -> float:
         return time.time()
 
 
-def _begin(run_dir: Path, number: int) -> float | None:
+def _begin_time(run_dir: Path, number: int) -> float | None:
+    """When the batch script began an attempt; None without a batch script."""
     start = read_json(log_folder(run_dir, number) / "begin.json").get("start")
     return None if start is None else float(start)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0

@@ -1,8 +1,7 @@
 """Make the W&B run again from ``metrics.jsonl``: ``python -m trainer.tracking.rebuild RUN
 [--online] [--new-id]``.
 
-For runs whose offline folders were lost, or whose attempts W&B could not join: the record holds one
-clean series.
+For runs whose offline folders were lost, or whose attempts W&B could not join.
 """
 
 from __future__ import annotations
@@ -18,19 +17,20 @@ from omegaconf import OmegaConf
 
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
-from trainer.tracking.wandb_run import WandbRun, persistent_identity, random_run_id
+from trainer.tracking.wandb_run import WandbRun, load_or_create_identity, random_run_id
 
 
 def rebuild(
     run_dir: Path, *, online: bool = False, new_id: bool = False
 ) -> tuple[Path | None, int, str]:
-    """Write one W&B run with all steps, each once, later lines winning.
+    """Write one W&B run with all steps, each once, with its newest values.
 
-    Returns its folder (None when W&B failed), the number of steps and the run id. The id is the
-    run's own unless ``new_id``: choose that when the id's page already holds steps, which W&B would
-    keep beside the new ones. Raises :class:`UserError` when the folder has no record or no config.
+    Returns its folder (None when W&B failed), the number of steps and the run id. ``new_id``: use
+    another id than the run's; choose that when its page already holds steps, which W&B would keep
+    beside the new ones. Raises :class:`UserError` when the folder has no record or no config.
     """
-    record, config_path = run_dir / METRICS_FILE, run_dir / "config.yaml"
+    record = run_dir / METRICS_FILE
+    config_path = run_dir / "config.yaml"
     for path in (record, config_path):
         if not path.is_file():
             raise UserError(
@@ -40,33 +40,33 @@ def rebuild(
     config = _settings(config_path)
     trainer: dict[str, Any] = config.get("trainer") or {}
     steps = by_step(record)
-    identity = persistent_identity(
+    identity = load_or_create_identity(
         run_dir,
-        str(trainer.get("project_name") or "plimsoll"),
-        str(trainer.get("experiment_name") or run_dir.name),
-        None,
+        project=str(trainer.get("project_name") or "plimsoll"),
+        name=str(trainer.get("experiment_name") or run_dir.name),
     )
     if new_id:
         identity = replace(identity, id=random_run_id())
-    view = WandbRun(
+    wandb_run = WandbRun(
         run_dir,
         config,
         identity=identity,
         mode="online" if online else "offline",
         folder=_fresh_folder(run_dir),
     )
-    folder = view.folder
+    folder = wandb_run.folder
     for step, metrics in steps.items():
-        view.log(step, {k: v for k, v in metrics.items() if k not in ("step", "time")})
-    view.finish(0)
+        values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
+        wandb_run.log(step, values)
+    wandb_run.finish(0)
     return folder, len(steps), identity.id
 
 
 def _settings(path: Path) -> dict[str, Any]:
     settings = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    return (
-        {str(key): value for key, value in settings.items()} if isinstance(settings, dict) else {}
-    )
+    if not isinstance(settings, dict):
+        return {}
+    return {str(key): value for key, value in settings.items()}
 
 
 def _fresh_folder(run_dir: Path) -> Path:

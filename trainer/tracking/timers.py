@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterator
 
 
 class Timers:
-    """``with timers("gen"):`` adds to the seconds of phase ``gen`` in this step.
-
-    ``window``: steps over which mean and standard deviation are taken. ``synchronize``
-    (``torch.cuda.synchronize`` on a GPU) runs at both ends of a phase, so that queued kernels count
-    where they were launched. ``memory``: GiB in use, asked at the end of each phase.
-    """
+    """``with timers("gen"):`` adds to the seconds of phase ``gen`` in this step."""
 
     def __init__(
         self,
@@ -25,12 +20,17 @@ class Timers:
         memory: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``window``: steps over which mean and standard deviation are taken. ``synchronize``
+        (``torch.cuda.synchronize`` on a GPU) runs at both ends of a phase, so that queued kernels
+        count in the phase that launched them. ``memory`` returns GiB in use; it is called at the
+        end of each phase.
+        """
         self._synchronize = synchronize
         self._memory = memory
         self._clock = clock
-        self._used: dict[str, float] = {}
-        self._step: dict[str, float] = {}
-        self._window: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
+        self._seconds: dict[str, float] = {}
+        self._memory_gb: dict[str, float] = {}
+        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -43,31 +43,34 @@ class Timers:
         finally:
             self.add(name, self._now() - start)
             if self._memory is not None:
-                self._used[name] = self._memory()
+                self._memory_gb[name] = self._memory()
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds measured elsewhere."""
-        self._step[name] = self._step.get(name, 0.0) + seconds
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def seconds(self, name: str) -> float:
         """Seconds of phase ``name`` in this step so far."""
-        return self._step.get(name, 0.0)
+        return self._seconds.get(name, 0.0)
 
     def end_step(self) -> dict[str, float]:
-        """``timing/NAME`` of this step with ``timing/NAME/mean`` and ``/std`` over the window,
-        ``perf/memory_gb/NAME`` at its end; then start the next.
+        """Return the metrics of this step and begin the next one.
 
-        ``/std`` is the sample standard deviation and 0 for a single step. All values are seconds.
+        ``timing/NAME`` with ``timing/NAME/mean`` and ``/std`` over the window, in seconds; ``/std``
+        is the sample standard deviation, and 0 for a single step. ``perf/memory_gb/NAME``: memory
+        in use at the end of the phase.
         """
         metrics: dict[str, float] = {}
-        for name, seconds in self._step.items():
-            window = self._window[name]
+        for name, seconds in self._seconds.items():
+            window = self._windows[name]
             window.append(seconds)
             metrics[f"timing/{name}"] = seconds
             metrics[f"timing/{name}/mean"] = statistics.fmean(window)
             metrics[f"timing/{name}/std"] = statistics.stdev(window) if len(window) > 1 else 0.0
-        metrics |= {f"perf/memory_gb/{name}": used for name, used in self._used.items()}
-        self._step, self._used = {}, {}
+        for name, memory_gb in self._memory_gb.items():
+            metrics[f"perf/memory_gb/{name}"] = memory_gb
+        self._seconds = {}
+        self._memory_gb = {}
         return metrics
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""One object that the training loop tells its metrics to."""
+"""The metrics of a run: to ``metrics.jsonl``, to W&B and to the screen."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.base.environment import available_cores, rank_from_environment
+from trainer.base.environment import available_cores
 from trainer.base.errors import UserError, nearest
 from trainer.base.metrics_file import METRICS_FILE, MetricsFile, to_plain
+from trainer.base.rank_info import rank_from_environment
+from trainer.config.schema import Config
+from trainer.config.schema.trainer import Watermarks
 from trainer.tracking.console import Display, PlainDisplay, make_display
-from trainer.tracking.health import Health, Watermarks, workers_hint
-from trainer.tracking.wandb_run import MODES, WandbRun, persistent_identity
+from trainer.tracking.health import Health, workers_hint
+from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
 
-LOGGERS = ("console", "wandb", "jsonl")
-"""``jsonl`` is always on and may be named."""
+LOGGERS = ("console", "wandb")
+"""Where metrics go besides ``metrics.jsonl``, which is always written."""
 
 
 class Tracker:
-    """Metrics of a run: the record, W&B and the screen. Every rank makes one; only rank 0's keeps
-    metrics, the others' only pass on what they are told to say."""
+    """Records and shows metrics on rank 0. On the other ranks it only writes messages, to their
+    logs.
+    """
 
     def __init__(
         self,
@@ -33,56 +37,64 @@ class Tracker:
         loggers: str | Sequence[str],
         project: str,
         name: str,
-        group: str | None,
         total_steps: int,
+        watermarks: Watermarks,
         steps_done: int = 0,
-        going_on: bool = True,
+        cuts_record: bool = True,
         mode: str = "auto",
-        watermarks: Watermarks | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """``steps_done``: the restored step; what the record holds beyond it is cut, since it will
-        be done again, unless the run is ``going_on`` no further.
+        """``steps_done``: the restored step. ``cuts_record``: remove later steps from the record,
+        since they will be taken again; False for a run that takes none.
 
         ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown
         logger or mode and for a run folder that can't be written.
         """
         loggers = [loggers] if isinstance(loggers, str) else list(loggers)
         check_loggers(loggers, mode)
+        self.run_dir = run_dir
         self._active = rank == 0
         self._display: Display | None = None
+        self._wandb: WandbRun | None = None
         if not self._active:
             self._display = PlainDisplay(total_steps) if "console" in loggers else None
             return
-        self.run_dir = run_dir
-        try:
-            self._file = MetricsFile(run_dir / METRICS_FILE, steps_done if going_on else None)
-        except OSError as error:
-            raise UserError(
-                f"{run_dir / METRICS_FILE} can't be written ({error.strerror}): set "
-                "trainer.default_local_dir to a "
-                "folder that is yours and has space."
-            ) from error
+        self._file = _open_record(run_dir, steps_done if cuts_record else None)
         if "console" in loggers:
             self._display = make_display(total_steps, steps_done)
-        marks = watermarks or Watermarks()
-        self._health = Health(marks, num_workers=num_workers)
-        ranks, cores = rank_from_environment().local_world_size, available_cores()
-        if num_workers and (hint := workers_hint(num_workers, ranks, cores, marks)) is not None:
-            self.message(f"[HINT] {hint}")
-        self._wandb = (
-            WandbRun(
-                run_dir,
-                config,
-                identity=persistent_identity(run_dir, project, name, group),
-                mode=mode,
-            )
-            if "wandb" in loggers
-            else None
+        self._health = Health(watermarks, num_workers=num_workers)
+        if num_workers:
+            ranks = rank_from_environment().local_world_size
+            self._show_hints([workers_hint(num_workers, ranks, available_cores(), watermarks)])
+        if "wandb" in loggers:
+            identity = load_or_create_identity(run_dir, project, name)
+            self._wandb = WandbRun(run_dir, config, identity=identity, mode=mode)
+
+    @classmethod
+    def from_config(
+        cls, config: Config, run_dir: Path, *, rank: int, total_steps: int, steps_done: int
+    ) -> Tracker:
+        """The tracker of a run with ``trainer.logger`` and the other keys that name its outputs.
+
+        Raises :class:`UserError` for an unknown logger and for a run folder that can't be written.
+        """
+        section = config.trainer
+        return cls(
+            run_dir,
+            config.model_dump(),
+            rank=rank,
+            loggers=section.logger,
+            project=section.project_name,
+            name=section.experiment_name,
+            total_steps=total_steps,
+            watermarks=section.watermarks,
+            steps_done=steps_done,
+            cuts_record=not section.val_only,
+            num_workers=config.data.num_workers,
         )
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record ``metrics`` of optimizer step or iteration ``step``; a step may be logged several
+        """Record and show ``metrics`` of training step ``step``; a step may be logged several
         times.
 
         Values are numbers, texts or 0-d tensors. Call it before the checkpoint of that step is
@@ -93,11 +105,10 @@ class Tracker:
         plain = self.record(step, metrics)
         if self._display is not None:
             self._display.update(step, plain)
-        for hint in self._health.check(plain):
-            self.message(f"[HINT] {hint}")
+        self._show_hints(self._health.check(plain))
 
     def record(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep ``metrics`` in the record and in W&B without showing them; returns them as they were
+        """Record ``metrics`` in the file and in W&B without showing them; return them as they were
         written.
         """
         if not self._active:
@@ -109,47 +120,43 @@ class Tracker:
         return plain
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a validation's texts in ``<run>/generations/step_N.jsonl`` and show them in W&B."""
+        """Write a validation's texts to ``<run>/generations/step_N.jsonl`` and to W&B."""
         if not self._active or not rows:
             return
         folder = self.run_dir / "generations"
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"step_{step}.jsonl"
-        with open(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.writelines(
-                json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n" for row in rows
-            )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n")
         if self._wandb is not None:
             self._wandb.log_table(step, "val/generations", [dict(row) for row in rows])
 
     def message(self, text: str) -> None:
-        """Say ``text`` (a banner, a hint, where things are); no metric.
-
-        Rank 0 says it on the screen, any other rank on its own output, which the launcher keeps in
-        the rank's log.
+        """Write ``text`` (a banner, a hint, a path) to the screen on rank 0, and to the rank's log
+        on the others.
         """
         if self._display is not None:
             self._display.message(text)
 
     def sync(self) -> None:
-        """Make the record durable; the loop calls it before a checkpoint is committed."""
+        """Make the record durable; call it before a checkpoint is committed."""
         if self._active:
             self._file.sync()
 
     @property
     def wandb_folder(self) -> Path | None:
-        """This attempt's W&B folder, None when W&B is off."""
-        return self._wandb.folder if self._active and self._wandb is not None else None
+        """This attempt's W&B folder; None when W&B is off."""
+        return None if self._wandb is None else self._wandb.folder
 
     @property
     def wandb_url(self) -> str | None:
-        """The run's page when W&B is online."""
-        return self._wandb.url if self._active and self._wandb is not None else None
+        """The run's page; None unless W&B is online."""
+        return None if self._wandb is None else self._wandb.url
 
     def close(self, exit_code: int) -> None:
-        """Finish all of them. May be called twice (after a failure and on the way out)."""
+        """Close all outputs. May be called twice: after a failure and on the way out."""
         if not self._active:
             return
         self._active = False
@@ -159,6 +166,11 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.finish(exit_code)
 
+    def _show_hints(self, hints: Sequence[str | None]) -> None:
+        for hint in hints:
+            if hint is not None:
+                self.message(f"[HINT] {hint}")
+
 
 def check_loggers(loggers: Sequence[str], mode: str) -> None:
     """Raise :class:`UserError` for a name that isn't a logger or a mode."""
@@ -166,10 +178,20 @@ def check_loggers(loggers: Sequence[str], mode: str) -> None:
         if name not in LOGGERS:
             raise UserError(
                 f"trainer.logger={list(loggers)}: {name!r} is not a logger "
-                f"here{nearest(name, LOGGERS)}. "
-                f"Choose from {', '.join(LOGGERS)}."
+                f"here{nearest(name, LOGGERS)}. Choose from {', '.join(LOGGERS)}."
             )
     if mode not in MODES:
         raise UserError(
             f"W&B mode {mode!r} is unknown{nearest(mode, MODES)}. Choose from {', '.join(MODES)}."
         )
+
+
+def _open_record(run_dir: Path, steps_done: int | None) -> MetricsFile:
+    path = run_dir / METRICS_FILE
+    try:
+        return MetricsFile(path, steps_done)
+    except OSError as error:
+        raise UserError(
+            f"{path} can't be written ({error.strerror}): set trainer.default_local_dir to a "
+            "folder that is yours and has space."
+        ) from error

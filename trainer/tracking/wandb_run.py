@@ -1,4 +1,6 @@
-"""The W&B view of a run. It is a view: if it fails the run goes on, and it can be rebuilt from
+"""The W&B run of a training run.
+
+It is a view: when W&B fails the training goes on, and the W&B run can be made again from
 ``metrics.jsonl``.
 """
 
@@ -12,12 +14,13 @@ import secrets
 import socket
 import string
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+
+from trainer.base import atomic
 
 STEP_AXIS = "training/global_step"
 IDENTITY_FILE = "wandb.json"
@@ -37,8 +40,8 @@ _SECRETS = (
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What makes several attempts one run for W&B; kept in ``<run>/wandb.json``."""
+class WandbIdentity:
+    """The id and names by which several attempts are one W&B run, from ``<run>/wandb.json``."""
 
     id: str
     project: str
@@ -46,32 +49,31 @@ class Identity:
     group: str | None
 
 
-def persistent_identity(run_dir: Path, project: str, name: str, group: str | None) -> Identity:
-    """The run's identity: that of its first attempt, or a new one, written down before any init.
+def load_or_create_identity(
+    run_dir: Path, project: str, name: str, group: str | None = None
+) -> WandbIdentity:
+    """The identity of the run's first attempt, or a new one, which is written before W&B starts.
 
     Without ``group``, WANDB_RUN_GROUP (a sweep sets it) is the group.
     """
-    if (found := stored_identity(run_dir)) is not None:
-        return found
-    new = Identity(random_run_id(), project, name, group or os.environ.get("WANDB_RUN_GROUP"))
-    keep_identity(run_dir, new)
+    stored = load_identity(run_dir)
+    if stored is not None:
+        return stored
+    group = group or os.environ.get("WANDB_RUN_GROUP")
+    new = WandbIdentity(random_run_id(), project, name, group)
+    save_identity(run_dir, new)
     return new
 
 
-def keep_identity(run_dir: Path, identity: Identity) -> None:
+def save_identity(run_dir: Path, identity: WandbIdentity) -> None:
     """Write ``<run>/wandb.json``, whole and durable."""
-    fd, temporary = tempfile.mkstemp(dir=run_dir, prefix=IDENTITY_FILE)
-    with open(fd, "w") as file:
-        json.dump(asdict(identity), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, run_dir / IDENTITY_FILE)
+    atomic.write_json(run_dir / IDENTITY_FILE, asdict(identity))
 
 
-def stored_identity(run_dir: Path) -> Identity | None:
-    """What ``<run>/wandb.json`` says; None when it isn't there or was cut short."""
+def load_identity(run_dir: Path) -> WandbIdentity | None:
+    """The identity in ``<run>/wandb.json``; None when it isn't there or was cut short."""
     try:
-        return Identity(**json.loads((run_dir / IDENTITY_FILE).read_text()))
+        return WandbIdentity(**json.loads((run_dir / IDENTITY_FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -84,7 +86,7 @@ def random_run_id() -> str:
 
 
 def choose_mode(
-    wanted: str,
+    mode: str,
     env: Mapping[str, str],
     reachable: Callable[[str], bool],
     default_url: Callable[[], str],
@@ -92,11 +94,11 @@ def choose_mode(
     """``online``, ``offline`` or ``disabled``. ``auto``: WANDB_MODE, else online only with a key
     and a network.
 
-    ``default_url``: the server when WANDB_BASE_URL doesn't say; ``reachable`` is asked only when
-    there is a key.
+    ``default_url`` returns the server's address without WANDB_BASE_URL; ``reachable`` is called
+    only when there is a key.
     """
-    if wanted != "auto":
-        return wanted
+    if mode != "auto":
+        return mode
     if env.get("WANDB_MODE") in ("online", "offline", "disabled"):
         return env["WANDB_MODE"]
     base = env.get("WANDB_BASE_URL") or default_url()
@@ -104,40 +106,33 @@ def choose_mode(
 
 
 def default_base_url() -> str:
-    """The server that this version of the client talks to unless told otherwise (also by its
-    settings files).
-    """
+    """The server that the W&B client uses by default, its settings files included."""
     try:
         import wandb
 
         return str(wandb.setup().settings.base_url)
-    except Exception:  # a broken or missing client is reported by the start itself
+    except Exception:  # a broken or missing client is reported when the W&B run starts
         return ""
 
 
 def _has_key(env: Mapping[str, str], base_url: str) -> bool:
     if env.get("WANDB_API_KEY"):
         return True
+    host = urlparse(base_url).hostname or ""
     try:
-        return (
-            netrc.netrc(env.get("NETRC")).authenticators(urlparse(base_url).hostname or "")
-            is not None
-        )
+        return netrc.netrc(env.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
 
 
 def is_reachable(base_url: str, timeout_s: float = 3.0) -> bool:
-    """Does the server accept a connection (or stand a proxy before it, which is W&B's own
-    business)?
-    """
+    """Whether the server accepts a connection. True behind a proxy, which W&B handles itself."""
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True
     url = urlparse(base_url)
+    default_port = 443 if url.scheme == "https" else 80
     try:
-        with socket.create_connection(
-            (url.hostname or "", url.port or (443 if url.scheme == "https" else 80)), timeout_s
-        ):
+        with socket.create_connection((url.hostname or "", url.port or default_port), timeout_s):
             return True
     except OSError:
         return False
@@ -145,20 +140,19 @@ def is_reachable(base_url: str, timeout_s: float = 3.0) -> bool:
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` with the values of keys that name a secret replaced by ``***``."""
-    return {
-        k: without_secrets(v)
-        if isinstance(v, Mapping)
-        else "***"
-        if str(k).lower().endswith(_SECRETS) and v
-        else v
-        for k, v in config.items()
-    }
+    public: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            public[key] = without_secrets(value)
+        elif value and str(key).lower().endswith(_SECRETS):
+            public[key] = "***"
+        else:
+            public[key] = value
+    return public
 
 
 def _forget_failed_start() -> None:
-    """After a failed start the client's service holds on to the run id and refuses it to the next
-    start.
-    """
+    """Stop the client's service, which after a failed start refuses the run id to the next."""
     with contextlib.suppress(Exception):
         import wandb
 
@@ -167,18 +161,18 @@ def _forget_failed_start() -> None:
 
 
 class WandbRun:
-    """One attempt of a run, as W&B sees it. No method raises or waits without a bound."""
+    """The W&B run of one attempt. No method raises or waits without a bound."""
 
     def __init__(
         self,
         run_dir: Path,
         config: Mapping[str, Any],
         *,
-        identity: Identity,
+        identity: WandbIdentity,
         mode: str = "auto",
         folder: Path | None = None,
     ) -> None:
-        """``folder``: where the attempt's ``wandb/`` folder goes (the run folder unless told)."""
+        """``folder``: the parent of the attempt's ``wandb/`` folder (default: the run folder)."""
         self._run: Any = None
         self.identity = identity
         self.mode = choose_mode(mode, os.environ, is_reachable, default_base_url)
@@ -206,7 +200,7 @@ class WandbRun:
                 finish_timeout=FINISH_TIMEOUT_S,
                 console="off",  # logs are in the run folder already
                 silent=True,
-                # looks for a repository in the working directory; the banner records ours
+                # It looks for a repository in the working directory; the banner records this one.
                 x_disable_meta=True,
                 save_code=False,
             )
@@ -216,8 +210,8 @@ class WandbRun:
             self._run.define_metric("*", step_metric=STEP_AXIS)
             self.url = self._run.url if mode == "online" else None
             return True
-        except Exception as error:  # whatever W&B throws: the run matters more than its view
-            self._give_up(f"could not start ({mode})", error)
+        except Exception as error:  # whatever W&B raises must not end the training
+            self._stop(f"could not start ({mode})", error)
             return False
 
     @property
@@ -226,15 +220,15 @@ class WandbRun:
         return Path(self._run.dir).parent if self._run is not None else None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log on our own step axis: W&B's inner step must rise and would drop the steps that a
-        resume does again.
+        """Log on the axis ``training/global_step``: W&B's inner step must rise and would drop the
+        steps that a resume takes again.
         """
         if self._run is None:
             return
         try:
             self._run.log({**metrics, STEP_AXIS: step})
         except Exception as error:
-            self._give_up("stopped taking metrics", error)
+            self._stop("stopped taking metrics", error)
 
     def log_table(self, step: int, key: str, rows: list[dict[str, Any]]) -> None:
         """Log texts (generations of a validation) as a table; columns are those of the first
@@ -246,27 +240,28 @@ class WandbRun:
             import wandb
 
             columns = list(rows[0])
-            table = wandb.Table(
-                columns=columns, data=[[row.get(c) for c in columns] for row in rows]
-            )
+            cells = [[row.get(column) for column in columns] for row in rows]
+            table = wandb.Table(columns=columns, data=cells)
             self._run.log({key: table, STEP_AXIS: step})
         except Exception as error:
-            self._give_up("stopped taking tables", error)
+            self._stop("stopped taking tables", error)
 
     def finish(self, exit_code: int) -> None:
         """End the attempt; its state is ``finished`` for 0 and ``failed`` otherwise."""
         if self._run is None:
             return
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
-            self._give_up("could not finish", error)
+            self._stop("could not finish", error)
 
-    def _give_up(self, what: str, error: Exception) -> None:
+    def _stop(self, problem: str, error: Exception) -> None:
+        """Log no more to W&B and say why."""
         self._run = None
         sys.stderr.write(
-            f"[WARNING] W&B {what}: {type(error).__name__}: {error}. The run goes on; "
-            "metrics.jsonl has everything "
-            "(python -m trainer.tracking.rebuild RUN makes the W&B run from it).\n"
+            f"[WARNING] W&B {problem}: {type(error).__name__}: {error}. The run goes on; "
+            "metrics.jsonl has everything (python -m trainer.tracking.rebuild RUN makes the W&B "
+            "run from it).\n"
         )

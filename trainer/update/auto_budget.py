@@ -1,6 +1,4 @@
-"""``ppo_max_token_len_per_gpu=auto``: this rank's budget, from trial micro-batches and the memory
-it has free.
-"""
+"""``ppo_max_token_len_per_gpu=auto``: budgets measured with trial micro-batches at the start."""
 
 from __future__ import annotations
 
@@ -11,46 +9,45 @@ from pathlib import Path
 import psutil
 import torch
 
+from trainer.base.memory import free_device_bytes
 from trainer.batching import measured_budget
 from trainer.data import Batch
 from trainer.parallel.engine import Engine
 from trainer.update.forward import run_micro_batch
-from trainer.update.micro_batches import Stowage
+from trainer.update.micro_batches import MicroBatchConfig
 
-PROBES = (1, 4)
-"""Trial micro-batches hold so many of the longest sequences."""
+TRIAL_SEQUENCES = (1, 4)
+"""How many of the longest sequences each trial micro-batch holds."""
 MOMENT_BYTES = 8
-"""Of AdamW per parameter, in float32; they come into being at the first step, after the
-measurement.
-"""
+"""AdamW's moments per parameter, in float32; allocated at the first step, after the measurement."""
 
 
 def measure_budgets(
-    engine: Engine, stowage: Stowage, *, longest: int, vocabulary: int, local_ranks: int
+    engine: Engine, config: MicroBatchConfig, *, longest: int, vocabulary: int, local_ranks: int
 ) -> list[int]:
-    """Tokens of each rank's micro-batches. A rank with a bigger card, or an emptier one, takes
-    more.
+    """Budgets in tokens, one per rank: a rank with more free memory gets a larger one. Collective.
 
-    ``longest``: tokens of the longest sequence that the run can meet. Collective. Raises UserError
-    when not even that fits in the free memory of some rank.
+    ``longest``: tokens of the longest sequence that the run can meet. Raises UserError when it does
+    not fit in the free memory of some rank.
     """
     world = engine.world
-    probes = []
-    for count in PROBES:
+    trials = []
+    for count in TRIAL_SEQUENCES:
         micro = _sequences(count, longest, vocabulary)
 
         def trial(micro: Batch = micro) -> None:
             _, stats = run_micro_batch(
-                engine.module, micro, stowage, temperature=1.0, entropy=True, forward=engine.forward
+                engine.module, micro, config, temperature=1.0, entropy=True, forward=engine.forward
             )
             engine.backward(stats.log_probs.sum() * 0.0)
 
-        probes.append((count * longest, peak_bytes(world.device, trial)))
-    engine.discard()
-    reserve = MOMENT_BYTES * engine.trained // (world.size if engine.settings.zero_stage else 1)
-    free = free_bytes(world.device) // (1 if world.device.type == "cuda" else local_ranks) - reserve
-    mine = measured_budget(probes, max(free, 0), longest=longest)
-    return [int(budget) for budget in world.vector(mine)]
+        trials.append((count * longest, peak_bytes(world.device, trial)))
+    engine.discard_gradients()
+    shards = world.size if engine.settings.zero_stage else 1
+    sharers = 1 if world.device.type == "cuda" else local_ranks
+    free = free_device_bytes(world.device) // sharers - MOMENT_BYTES * engine.num_trained // shards
+    budget = measured_budget(trials, max(free, 0), longest=longest)
+    return [int(b) for b in world.vector(budget)]
 
 
 def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
@@ -67,14 +64,6 @@ def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
     before = psutil.Process().memory_info().rss
     work()
     return max(int(_high_water_bytes() - before), 1)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that this device can still give, cached blocks of this process included."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _high_water_bytes() -> int:

@@ -1,10 +1,8 @@
-"""One micro-batch through a model, ragged or (the baseline) padded, and columns that all ranks
-compute together.
-"""
+"""One micro-batch through a model, and the log-probs of a whole batch from all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,35 +13,56 @@ from trainer.data.batch import Batch
 from trainer.models import Packed, TokenStats, pack, pad, token_stats
 from trainer.parallel.exchange import merge_column
 from trainer.ranks.world import World
-from trainer.update.micro_batches import Stowage
+from trainer.update.micro_batches import MicroBatchConfig
 
 
 def run_micro_batch(
     module: nn.Module,
     micro: Batch,
-    stowage: Stowage,
+    config: MicroBatchConfig,
     *,
     temperature: float,
     entropy: bool = False,
     forward: Callable[..., Any] | None = None,
 ) -> tuple[Packed, TokenStats]:
-    """What went through ``module`` and the statistics of its targets. An empty ``micro`` is a
-    filler: no targets.
+    """The packed (or padded) input and the statistics of its targets: log-probs ``[targets]`` and,
+    with ``entropy``, entropy ``[targets]``.
+
+    An empty ``micro`` is a filler without targets. ``forward`` replaces ``module``'s own call.
     """
-    packed = pack(micro, share_prompts=stowage.share_prompts) if stowage.dynamic else pad(micro)
-    return packed, token_stats(
-        module, packed, temperature=temperature, entropy=entropy, forward=forward
-    )
+    packed = pack(micro, share_prompts=config.share_prompts) if config.dynamic else pad(micro)
+    stats = token_stats(module, packed, temperature=temperature, entropy=entropy, forward=forward)
+    return packed, stats
 
 
-def my_micro_batches(plan: Plan, world: World) -> list[Tensor]:
-    """int64 [sequences] per micro-batch of this rank: indices into the batch; an empty one is a
-    filler.
+def rank_micro_batches(plan: Plan, world: World) -> list[Tensor]:
+    """int64 ``[sequences]`` per micro-batch of this rank: indices into the batch.
 
-    A rank without cargo runs one filler: its optimizer step needs gradients, if only zeros.
+    A rank without sequences gets one empty micro-batch: its optimizer step needs gradients, even if
+    they are zero.
     """
-    loaded = [torch.from_numpy(indices) for indices in plan.micro_batches[world.rank]]
-    return loaded or [torch.zeros(0, dtype=torch.int64)]
+    micro_batches = [torch.from_numpy(indices) for indices in plan.micro_batches[world.rank]]
+    return micro_batches or [torch.zeros(0, dtype=torch.int64)]
+
+
+@torch.no_grad()
+def local_log_probs(
+    module: nn.Module,
+    batch: Batch,
+    micro_batches: Iterable[Tensor],
+    config: MicroBatchConfig,
+    *,
+    temperature: float,
+) -> Tensor:
+    """float32 ``[tokens]`` on the CPU: log-probs of the trained tokens of ``batch``, all computed
+    by this rank in ``micro_batches`` (indices ``[sequences]``).
+    """
+    column = torch.zeros(batch.num_tokens)
+    for indices in micro_batches:
+        micro = batch.select(indices)
+        packed, stats = run_micro_batch(module, micro, config, temperature=temperature)
+        column[batch.token_index(indices)[packed.targets]] = stats.log_probs.float().cpu()
+    return column
 
 
 @torch.no_grad()
@@ -52,17 +71,17 @@ def log_prob_column(
     batch: Batch,
     plan: Plan,
     world: World,
-    stowage: Stowage,
+    config: MicroBatchConfig,
     *,
     temperature: float,
 ) -> Tensor:
-    """float32 [tokens]: log-probs of all trained tokens of ``batch`` under ``module``, each
-    computed on one rank.
+    """float32 ``[tokens]``: log-probs of the trained tokens of ``batch`` under ``module``.
+
+    Each sequence is computed on one rank; collective.
     """
     pieces = []
-    for indices in my_micro_batches(plan, world):
-        packed, stats = run_micro_batch(
-            module, batch.select(indices), stowage, temperature=temperature
-        )
+    for indices in rank_micro_batches(plan, world):
+        micro = batch.select(indices)
+        packed, stats = run_micro_batch(module, micro, config, temperature=temperature)
         pieces.append((batch.token_index(indices)[packed.targets], stats.log_probs))
     return merge_column(pieces, batch.num_tokens, world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,20 +20,50 @@ from trainer.algorithms import (
     sft_loss,
     token_weights,
 )
-from trainer.config.schema import Actor
+from trainer.config.schema import Actor, Config
 from trainer.data.batch import Batch
 from trainer.models import Packed, TokenStats
 
 
+class Objective(Protocol):
+    """The loss of an optimizer step, one micro-batch at a time."""
+
+    temperature: float
+    """Logits are divided by it before the log-probs."""
+    needs_entropy: bool
+    """Whether ``TokenStats.entropy`` is read."""
+    sum_names: tuple[str, ...]
+    """Names of the sums that ``__call__`` returns; the same on every rank."""
+
+    def attach_weights(self, batch: Batch) -> None:
+        """Attach the column ``weights`` ``[tokens]``, from the counts of the whole optimizer step.
+
+        Called before the batch is split, so that the step's loss is a plain sum over micro-batches.
+        """
+
+    def __call__(
+        self, micro: Batch, packed: Packed, stats: TokenStats
+    ) -> tuple[Tensor, Mapping[str, float]]:
+        """The loss of a micro-batch (scalar) and sums to be added over micro-batches and ranks."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Weighing:
-    """How token losses weigh in the loss of a step."""
+class LossAggregation:
+    """How the losses of tokens are averaged to the loss of a step (``actor.loss_agg_mode``)."""
 
     mode: LossAggMode
     max_response_length: int
 
-    def attach(self, batch: Batch) -> None:
-        """Make the column ``weights`` from the counts of the whole step, before it is split."""
+    @classmethod
+    def from_config(cls, config: Config) -> LossAggregation:
+        """From ``actor.loss_agg_mode`` and ``data.max_response_length``."""
+        return cls(
+            mode=config.actor_rollout_ref.actor.loss_agg_mode,
+            max_response_length=config.data.max_response_length,
+        )
+
+    def attach_weights(self, batch: Batch) -> None:
+        """Attach the column ``weights`` ``[tokens]`` from the counts of the whole step."""
         batch.columns["weights"] = token_weights(
             self.mode,
             batch.columns["loss_mask"],
@@ -42,101 +73,104 @@ class Weighing:
         )
 
 
-class Sft:
+class SftObjective:
     """Negative log-likelihood of the responses."""
 
     temperature = 1.0
-    wants_entropy = False
-    sums: tuple[str, ...] = ("loss", "tokens", "nll")
+    needs_entropy = False
+    sum_names: tuple[str, ...] = ("loss", "tokens", "nll")
 
-    def __init__(self, weighing: Weighing) -> None:
-        self._weighing = weighing
+    def __init__(self, aggregation: LossAggregation) -> None:
+        self._aggregation = aggregation
 
-    def bind(self, batch: Batch) -> None:
-        """See :class:`trainer.update.optimizer_step.Objective`."""
-        self._weighing.attach(batch)
+    def attach_weights(self, batch: Batch) -> None:
+        """Attach the column ``weights`` ``[tokens]``."""
+        self._aggregation.attach_weights(batch)
 
     def __call__(
         self, micro: Batch, packed: Packed, stats: TokenStats
     ) -> tuple[Tensor, Mapping[str, float]]:
-        """See :class:`trainer.update.optimizer_step.Objective`."""
+        """The loss of a micro-batch (scalar), and the sums ``loss``, ``tokens`` and ``nll``."""
         out = sft_loss(stats.log_probs)
-        loss = aggregate(out.losses, _at(micro, "weights", packed, stats))
-        return loss, {"loss": float(loss.detach()), **{k: float(v) for k, v in out.sums.items()}}
+        loss = aggregate(out.losses, _at_targets(micro, "weights", packed, stats))
+        sums = {name: float(value) for name, value in out.sums.items()}
+        return loss, {"loss": float(loss.detach()), **sums}
 
     @staticmethod
-    def metrics(sums: Mapping[str, float]) -> dict[str, float]:
-        """Sums over the step -> what is logged."""
+    def metrics(sums: Mapping[str, float], steps: int) -> dict[str, float]:
+        """Metrics from the sums over an iteration, which has one optimizer step in SFT."""
         return {"train/loss": sums["loss"], "train/nll": sums["nll"] / max(sums["tokens"], 1.0)}
 
 
-class Policy:
-    """PPO's clipped loss, with entropy bonus and KL to the reference where the settings ask for
-    them.
+class PolicyObjective:
+    """PPO's clipped loss (Schulman et al., arXiv 1707.06347, eq. 7, with dual clip), an entropy
+    bonus and the KL to the reference when the settings ask for them.
     """
 
-    wants_entropy = True
-    sums: tuple[str, ...] = (*POLICY_SUMS, "loss", "pg_loss", "entropy", "kl", "rollout_diff")
+    needs_entropy = True
+    sum_names: tuple[str, ...] = (*POLICY_SUMS, "loss", "pg_loss", "entropy", "kl", "rollout_diff")
 
     def __init__(
-        self, actor: Actor, weighing: Weighing, *, temperature: float, rollout_log_probs: bool
+        self,
+        actor: Actor,
+        aggregation: LossAggregation,
+        *,
+        temperature: float,
+        rollout_log_probs: bool,
     ) -> None:
-        self._actor = actor
-        self._rollout_log_probs = rollout_log_probs
-        self._weighing = weighing
+        """``rollout_log_probs``: log how far the engine's probabilities are from the trainer's."""
         self.temperature = temperature
+        self._actor = actor
+        self._aggregation = aggregation
+        self._rollout_log_probs = rollout_log_probs
 
-    def bind(self, batch: Batch) -> None:
-        """See :class:`trainer.update.optimizer_step.Objective`."""
-        self._weighing.attach(batch)
+    def attach_weights(self, batch: Batch) -> None:
+        """Attach the column ``weights`` ``[tokens]``."""
+        self._aggregation.attach_weights(batch)
 
     def __call__(
         self, micro: Batch, packed: Packed, stats: TokenStats
     ) -> tuple[Tensor, Mapping[str, float]]:
-        """See :class:`trainer.update.optimizer_step.Objective`."""
-        actor, new = self._actor, stats.log_probs
-        # One optimizer step per rollout: the policy that sampled is the one being updated, its
-        # ratio is 1.
-        old = (
-            _at(micro, "old_log_probs", packed, stats)
-            if "old_log_probs" in micro.columns
-            else new.detach()
-        )
-        out = policy_loss(
-            new,
-            old,
-            _at(micro, "advantages", packed, stats),
+        """The loss of a micro-batch (scalar), and the sums named by ``sum_names``."""
+        actor = self._actor
+        log_probs = stats.log_probs
+        if "old_log_probs" in micro.columns:
+            old_log_probs = _at_targets(micro, "old_log_probs", packed, stats)
+        else:
+            # One optimizer step per rollout: the sampling policy is the one updated, the ratio 1.
+            old_log_probs = log_probs.detach()
+        policy = policy_loss(
+            log_probs,
+            old_log_probs,
+            _at_targets(micro, "advantages", packed, stats),
             clip_ratio_low=actor.clip_ratio_low,
             clip_ratio_high=actor.clip_ratio_high,
             clip_ratio_c=actor.clip_ratio_c,
         )
-        weights = _at(micro, "weights", packed, stats)
         kl = None
         if actor.use_kl_loss:
-            kl = kl_estimate(new, _at(micro, "ref_log_probs", packed, stats), actor.kl_loss_type)
+            reference = _at_targets(micro, "ref_log_probs", packed, stats)
+            kl = kl_estimate(log_probs, reference, actor.kl_loss_type)
         losses = add_terms(
-            out.losses,
+            policy.losses,
             entropy=stats.entropy,
             entropy_coeff=actor.entropy_coeff,
             kl=kl,
             kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         )
+        weights = _at_targets(micro, "weights", packed, stats)
         loss = aggregate(losses, weights)
         with torch.no_grad():
-            sums = {
-                **{k: float(v) for k, v in out.sums.items()},
-                "loss": float(loss),
-                "pg_loss": float(aggregate(out.losses, weights)),
-                "entropy": 0.0 if stats.entropy is None else float(stats.entropy.double().sum()),
-                "kl": 0.0 if kl is None else float(kl.double().sum()),
-                "rollout_diff": _rollout_diff(micro, packed, stats),
-            }
+            sums = {name: float(value) for name, value in policy.sums.items()}
+            sums["loss"] = float(loss)
+            sums["pg_loss"] = float(aggregate(policy.losses, weights))
+            sums["entropy"] = _total(stats.entropy)
+            sums["kl"] = _total(kl)
+            sums["rollout_diff"] = _rollout_diff(micro, packed, stats)
         return loss, sums
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Sums over one or several optimizer steps -> what is logged; ``loss`` and ``pg_loss`` are
-        sums over steps.
-        """
+    def metrics(self, sums: Mapping[str, float], steps: int) -> dict[str, float]:
+        """Metrics from the sums over the ``steps`` optimizer steps of an iteration."""
         tokens = max(sums["tokens"], 1.0)
         logged = {
             "actor/pg_clipfrac": sums["pg_clipfrac"] / tokens,
@@ -149,19 +183,42 @@ class Policy:
         if self._actor.use_kl_loss:
             logged["actor/kl_loss"] = sums["kl"] / tokens
             logged["actor/kl_coef"] = self._actor.kl_loss_coef
+        logged["actor/pg_loss"] = sums["pg_loss"] / steps
+        logged["actor/loss"] = sums["loss"] / steps
         return logged
 
 
+def make_objective(config: Config) -> PolicyObjective | SftObjective:
+    """The objective of ``trainer.mode``."""
+    aggregation = LossAggregation.from_config(config)
+    if config.trainer.mode == "sft":
+        return SftObjective(aggregation)
+    rollout = config.actor_rollout_ref.rollout
+    return PolicyObjective(
+        config.actor_rollout_ref.actor,
+        aggregation,
+        temperature=rollout.temperature,
+        rollout_log_probs=rollout.calculate_log_probs,
+    )
+
+
+def _total(values: Tensor | None) -> float:
+    """Sum of ``values`` ``[targets]`` in float64; 0 for None."""
+    return 0.0 if values is None else float(values.double().sum())
+
+
 def _rollout_diff(micro: Batch, packed: Packed, stats: TokenStats) -> float:
-    """Sum over the targets of |probability here - probability when sampled|; 0 when the rollout
-    told none.
+    """Sum over the targets of |probability now - probability when sampled|.
+
+    0 when the batch has no column ``rollout_log_probs``.
     """
     if "rollout_log_probs" not in micro.columns:
         return 0.0
-    sampled = _at(micro, "rollout_log_probs", packed, stats)
+    sampled = _at_targets(micro, "rollout_log_probs", packed, stats)
     return float((stats.log_probs.exp() - sampled.exp()).abs().double().sum())
 
 
-def _at(micro: Batch, column: str, packed: Packed, stats: TokenStats) -> Tensor:
-    """The targets' values of a column, on the model's device."""
-    return micro.columns[column][packed.targets].to(stats.log_probs.device, non_blocking=True)
+def _at_targets(micro: Batch, column: str, packed: Packed, stats: TokenStats) -> Tensor:
+    """Values ``[targets]`` of a column ``[tokens]``, on the model's device."""
+    values = micro.columns[column][packed.targets]
+    return values.to(stats.log_probs.device, non_blocking=True)

@@ -1,5 +1,6 @@
-"""One optimizer step: plan, K micro-batches on every rank, one step. Running out of memory lowers a
-budget.
+"""One optimizer step: a plan, K micro-batches on every rank, one step.
+
+A rank that runs out of memory splits the micro-batch, lowers its budget and goes on.
 """
 
 from __future__ import annotations
@@ -7,187 +8,172 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trainer.batching import CostModel, Plan, after_out_of_memory
 from trainer.data.batch import Batch
-from trainer.models import Packed, TokenStats
 from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
-from trainer.update.forward import my_micro_batches, run_micro_batch
-from trainer.update.micro_batches import Stowage, stow
-
-
-class Objective(Protocol):
-    """What is minimised, per micro-batch. ``bind`` takes the global counts before the step's batch
-    is split.
-    """
-
-    temperature: float
-    wants_entropy: bool
-    sums: tuple[str, ...]
-    """Names of what ``__call__`` returns to be added up; the same on every rank."""
-
-    def bind(self, batch: Batch) -> None:
-        """Attach the column ``weights`` [tokens], so that the step's loss is a plain sum over all
-        micro-batches.
-        """
-
-    def __call__(
-        self, micro: Batch, packed: Packed, stats: TokenStats
-    ) -> tuple[Tensor, Mapping[str, float]]:
-        """This micro-batch's share of the loss (scalar), and sums to be added over micro-batches
-        and ranks.
-        """
+from trainer.update.forward import rank_micro_batches, run_micro_batch
+from trainer.update.losses import Objective
+from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches
 
 
 @dataclass
-class Update:
-    """What an optimizer step did. ``sums`` are over all micro-batches and ranks."""
+class OptimizerStep:
+    """The result of one optimizer step."""
 
     batch: Batch
     plan: Plan
     sums: dict[str, float]
+    """The objective's sums over all micro-batches and ranks."""
     grad_norm: float
+    """Global L2 norm before clipping; NaN when the step was skipped."""
     applied: bool
-    lowered: list[int] | None = None
+    """False when the gradient was not finite: the weights are as before."""
+    lowered_budgets: list[int] | None = None
     """Budgets of all ranks after one ran out of memory, or None when none did."""
     seconds: list[float] = field(default_factory=list)
     """Time of each of this rank's micro-batches, in the order of the plan."""
 
 
-class _Restart(Exception):
-    """A backward pass ran out of memory: the gradients hold a part of a micro-batch and the step
-    begins anew.
-    """
+class _OutOfMemoryInBackward(Exception):
+    """The gradients hold a part of a micro-batch, so the optimizer step has to begin anew."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
 
-def update(
+def take_step(
     engine: Engine,
     batch: Batch,
     objective: Objective,
-    stowage: Stowage,
+    config: MicroBatchConfig,
     cost: CostModel,
     *,
     lr: float,
     max_norm: float,
-) -> Update:
-    """Take one optimizer step on ``batch``, which every rank holds whole.
+) -> OptimizerStep:
+    """Take one optimizer step on ``batch``, which every rank holds whole. Collective.
 
-    A rank that runs out of memory splits the micro-batch, lowers its budget and goes on; the others
-    learn of it at the end of the step, or, where every micro-batch synchronises, before they begin
-    the backward pass that would wait for it. Under ZeRO-3, and in a backward pass under ZeRO-2, the
-    others already wait: there the error ends the run.
+    The other ranks learn of a rank that ran out of memory at the end of the step, or, when every
+    micro-batch synchronises, before the backward pass that would wait for it. Under ZeRO-3, and in
+    a backward pass under ZeRO-2, the others already wait: there the error ends the run.
     """
     world = engine.world
-    objective.bind(batch)
-    planned = stow(batch, stowage, world.size, cost)
-    before = [int(b) for b in planned.budgets]
+    objective.attach_weights(batch)
+    plan = plan_micro_batches(batch, config, world.size, cost)
+    planned_budgets = [int(budget) for budget in plan.budgets]
     while True:
         try:
-            plan, sums, seconds = _micro_batches(engine, batch, objective, stowage, planned)
-            mine, restart = int(plan.budgets[world.rank]), False
-        except _Restart as stop:
-            mine, restart = int(stop.plan.budgets[world.rank]), True
-        budgets = (
-            [int(b) for b in world.vector(mine)]
-            if world.any(restart or mine != before[world.rank])
-            else before
-        )
+            executed, sums, seconds = _run_micro_batches(engine, batch, objective, config, plan)
+            restart = False
+        except _OutOfMemoryInBackward as error:
+            executed = error.plan
+            restart = True
+        budgets = _agreed_budgets(world, executed, planned_budgets, restart=restart)
         if not world.any(restart):
             break
-        engine.discard()
-        planned = stow(batch, replace(stowage, budget=budgets), world.size, cost)
+        engine.discard_gradients()
+        plan = plan_micro_batches(batch, replace(config, budget=budgets), world.size, cost)
     result = engine.step(lr=lr, max_norm=max_norm)
-    lowered = budgets if budgets != before else None
-    return Update(batch, plan, world.sum(sums), result.grad_norm, result.applied, lowered, seconds)
+    return OptimizerStep(
+        batch=batch,
+        plan=executed,
+        sums=world.sum(sums),
+        grad_norm=result.grad_norm,
+        applied=result.applied,
+        lowered_budgets=budgets if budgets != planned_budgets else None,
+        seconds=seconds,
+    )
 
 
-def _micro_batches(
-    engine: Engine, batch: Batch, objective: Objective, stowage: Stowage, plan: Plan
+def _agreed_budgets(
+    world: World, executed: Plan, planned_budgets: list[int], *, restart: bool
+) -> list[int]:
+    """Budgets of all ranks; exchanged only when one of them changed or a rank restarts."""
+    budget = int(executed.budgets[world.rank])
+    if not world.any(restart or budget != planned_budgets[world.rank]):
+        return planned_budgets
+    return [int(b) for b in world.vector(budget)]
+
+
+def _run_micro_batches(
+    engine: Engine, batch: Batch, objective: Objective, config: MicroBatchConfig, plan: Plan
 ) -> tuple[Plan, dict[str, float], list[float]]:
-    """Forward and backward of this rank's micro-batches; the plan as it was carried out in the
-    end.
+    """Forward and backward of this rank's micro-batches.
+
+    Returns the plan as it was executed in the end, the objective's sums, and seconds per
+    micro-batch.
     """
-    sums = dict.fromkeys(objective.sums, 0.0)
+    sums = dict.fromkeys(objective.sum_names, 0.0)
     seconds: list[float] = []
-    world, k = engine.world, 0
-    while k < len(loads := my_micro_batches(plan, world)):
-        micro = batch.select(loads[k])
-        began = perf_counter()
-        out = _forward(engine, micro, objective, stowage)
-        failed = _who_failed(world, plan, out is None)
-        if failed or out is None:
-            # The graph of a rank that got through is dropped too: its part of the micro-batch runs
-            # again.
-            out = None
+    world = engine.world
+    k = 0
+    while True:
+        micro_batches = rank_micro_batches(plan, world)  # anew: the plan changes below
+        if k == len(micro_batches):
+            return plan, sums, seconds
+        micro = batch.select(micro_batches[k])
+        started = perf_counter()
+        output = _forward(engine, micro, objective, config)
+        failed_ranks = _ranks_out_of_memory(world, plan, output is None)
+        if failed_ranks or output is None:
+            # A rank that got through drops its graph too: its part of the micro-batch runs again.
+            output = None
             engine.release_memory()
-            plan = after_out_of_memory(plan, k, failed)
+            plan = after_out_of_memory(plan, k, failed_ranks)
             continue
-        loss, part = out
+        loss, micro_sums = output
         try:
             engine.backward(loss)
         except RuntimeError as error:
-            if not is_out_of_memory(error) or not can_split(micro, stowage) or plan.sync == "micro":
+            if plan.sync == "micro" or not _can_retry(error, micro, config):
                 raise
             engine.release_memory()
-            raise _Restart(after_out_of_memory(plan, k, [world.rank])) from error
-        for name, value in part.items():
+            raise _OutOfMemoryInBackward(after_out_of_memory(plan, k, [world.rank])) from error
+        for name, value in micro_sums.items():
             sums[name] += value
-        engine.wait()
-        seconds.append(perf_counter() - began)
+        engine.synchronize()
+        seconds.append(perf_counter() - started)
         k += 1
-    return plan, sums, seconds
 
 
 def _forward(
-    engine: Engine, micro: Batch, objective: Objective, stowage: Stowage
+    engine: Engine, micro: Batch, objective: Objective, config: MicroBatchConfig
 ) -> tuple[Tensor, Mapping[str, float]] | None:
-    """The micro-batch's loss and sums; None when memory ran out and a smaller micro-batch may
-    do.
-    """
+    """The micro-batch's loss and sums; None when memory ran out and a smaller one may fit."""
     try:
         packed, stats = run_micro_batch(
             engine.module,
             micro,
-            stowage,
+            config,
             temperature=objective.temperature,
-            entropy=objective.wants_entropy,
+            entropy=objective.needs_entropy,
             forward=engine.forward,
         )
         return objective(micro, packed, stats)
     except RuntimeError as error:
-        # Under ZeRO-3 the other ranks wait in the middle of this forward pass: there is no way
-        # back.
-        if (
-            not is_out_of_memory(error)
-            or not can_split(micro, stowage)
-            or engine.settings.zero_stage == 3
-        ):
+        # Under ZeRO-3 the other ranks wait in the middle of this forward pass: no way back.
+        if not _can_retry(error, micro, config) or engine.settings.zero_stage == 3:
             raise
         return None
 
 
-def _who_failed(world: World, plan: Plan, here: bool) -> list[int]:
-    """Ranks whose forward pass of this micro-batch ran out of memory, as far as this rank has to
-    know.
-    """
+def _ranks_out_of_memory(world: World, plan: Plan, here: bool) -> list[int]:
+    """Ranks whose forward pass ran out of memory, as far as this rank has to know."""
     if plan.sync == "step":
         return [world.rank] if here else []
     return [rank for rank, flag in enumerate(world.vector(int(here))) if flag]
 
 
-def can_split(micro: Batch, stowage: Stowage) -> bool:
-    """Whether a smaller budget makes a smaller micro-batch of it."""
-    return stowage.dynamic and len(micro) > 0
+def _can_retry(error: RuntimeError, micro: Batch, config: MicroBatchConfig) -> bool:
+    """Whether memory ran out, and a smaller budget makes a smaller micro-batch of ``micro``."""
+    return is_out_of_memory(error) and config.dynamic and len(micro) > 0
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory, on the device or of the host, is what ``error`` is about."""
+    """Whether the device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,6 +1,4 @@
-"""A server without vLLM: its core draws tokens that follow from the seed, and misbehaves where a
-prompt says so.
-"""
+"""A server without vLLM: its tokens follow from the seed, and a prompt may make it misbehave."""
 
 from __future__ import annotations
 
@@ -14,16 +12,21 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.rollout import Sampling
-from trainer.rollout.vllm.engine.core import Drawn
+from trainer.rollout.vllm.engine.core import RequestOutput
 from trainer.rollout.vllm.engine.requests import Request
+from trainer.rollout.vllm.engine.shared_weights import SharedWeightsReader
 from trainer.rollout.vllm.server.serve import serve
-from trainer.rollout.vllm.server.shared_weights import Reader
 
-DIE, HANG, FREEZE, BREAK, HOLD, REFUSE = 901, 902, 903, 904, 905, 906
+DIE = 901
+HANG = 902
+FREEZE = 903
+BREAK = 904
+HOLD = 905
+REFUSE = 906
 GO = "go"
-"""Tokens of a prompt: the process is killed, its thread hangs, the process is stopped, a step
-raises; once each, the first time that the file beside the spec is not there. HOLD: it gets no third
-token before the file GO lies there. REFUSE: it is not taken.
+"""Tokens of a prompt. DIE: the process is killed; HANG: its thread hangs; FREEZE: the process is
+stopped; BREAK: a step raises; each once, while a file beside the spec is missing. HOLD: there is no
+third token before the file GO exists. REFUSE: the request is not accepted.
 """
 
 
@@ -31,18 +34,20 @@ class FakeCore:
     """One token per step for all; the weights are one number, which is added to each log-prob."""
 
     def __init__(self, marks: Path) -> None:
-        self._marks, self._rows, self._weight = marks, {}, float("nan")  # type: ignore[var-annotated]
+        self._marks = marks
+        self._rows: dict[str, tuple[Request, Sampling, list[int], list[float]]] = {}
+        self._weight = float("nan")
 
     @property
-    def open(self) -> int:
+    def num_unfinished(self) -> int:
         return len(self._rows)
 
-    def add(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
+    def add_request(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
         if REFUSE in request.prompt_ids:
             raise ValueError("no such token")
-        self._rows[request.key] = (request, sampling, [], [])
+        self._rows[request.request_id] = (request, sampling, [], [])
 
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[RequestOutput]:
         ended = []
         for key, (request, sampling, ids, log_probs) in list(self._rows.items()):
             if len(ids) == 2:
@@ -53,16 +58,16 @@ class FakeCore:
             ids.append((request.seed + 7 * request.sample_id + request.position + len(ids)) % 100)
             log_probs.append(self._weight - ids[-1] * sampling.scale)
             if len(ids) == request.max_tokens:
-                ended.append(Drawn(key, ids, log_probs, "length"))
+                ended.append(RequestOutput(key, ids, log_probs, "length"))
                 del self._rows[key]
         return ended
 
-    def abort(self, keys: Iterable[str]) -> list[Drawn]:
-        wanted = [key for key in list(keys) if key in self._rows]
-        return [Drawn(key, *self._rows.pop(key)[2:], None) for key in wanted]
+    def abort_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        wanted = [key for key in list(request_ids) if key in self._rows]
+        return [RequestOutput(key, *self._rows.pop(key)[2:], None) for key in wanted]
 
-    def load_shared(self, path: str, table: str) -> None:
-        self._weight = float(next(Reader().read(path, table))[1].sum())
+    def load_shared_weights(self, path: str, table: str) -> None:
+        self._weight = float(next(SharedWeightsReader().read(path, table))[1].sum())
 
     def _misbehave(self, prompt: list[int]) -> None:
         for token in {DIE, HANG, FREEZE, BREAK} & set(prompt):

@@ -1,6 +1,4 @@
-"""Servers that crash, hang or refuse, and what their trainer makes of it: without vLLM, whose core
-is replaced.
-"""
+"""Servers that crash, hang or refuse, and how the trainer recovers; with a fake engine for vLLM."""
 
 from __future__ import annotations
 
@@ -23,38 +21,38 @@ import torch
 from tests.rollout.vllm.fake_server import BREAK, DIE, FREEZE, GO, HANG, HOLD, REFUSE
 from trainer.base.errors import UserError
 from trainer.ranks.world import World
-from trainer.rollout import EngineFailed, Finished, Group, Sampling
+from trainer.rollout import EngineFailed, FinishedGroup, Group, Sampling
 from trainer.rollout.vllm.client.engine import VllmServerEngine
-from trainer.rollout.vllm.client.pool import OwnNode
-from trainer.rollout.vllm.client.supervisor import Limits
+from trainer.rollout.vllm.client.pool import LocalPool
+from trainer.rollout.vllm.client.spec import ServerLimits
 from trainer.rollout.vllm.engine.options import Options
 
 SAMPLING = Sampling(max_response_length=6, temperature=0.5)
 ROOT = Path(__file__).parents[3]
-Make = Callable[..., VllmServerEngine]
+StartEngine = Callable[..., VllmServerEngine]
 
 
-class Pair(World):
+class ThreadWorld(World):
     """Two ranks of one node that are threads of this process."""
 
-    meet = threading.Barrier(2, timeout=300)
-    told: ClassVar[list[float]] = [0.0, 0.0]
+    barrier = threading.Barrier(2, timeout=300)
+    values: ClassVar[list[float]] = [0.0, 0.0]
 
     def vector(self, value: float) -> list[float]:
-        self.told[self.rank] = value
-        self.meet.wait()
-        return list(self.told)
+        self.values[self.rank] = value
+        self.barrier.wait()
+        return list(self.values)
 
 
-def world(rank: int = 0, size: int = 1) -> World:
-    kind = World if size == 1 else Pair
+def make_world(rank: int = 0, size: int = 1) -> World:
+    kind = World if size == 1 else ThreadWorld
     return kind(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
 
 
 def start_engine(
     folder: Path,
     *,
-    of: World | None = None,
+    world: World | None = None,
     replicas: int = 1,
     dtype: str = "float32",
     timeout_s: float = 200.0,
@@ -65,12 +63,12 @@ def start_engine(
     loaded = SimpleNamespace(
         model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)
     )
-    limits = Limits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=restarts)
-    fleet = OwnNode(
+    limits = ServerLimits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=restarts)
+    pool = LocalPool(
         loaded,  # type: ignore[arg-type]
-        of or world(),
+        world or make_world(),
         folder=folder,
-        env=[{"PYTHONPATH": str(ROOT)}] * replicas,
+        environments=[{"PYTHONPATH": str(ROOT)}] * replicas,
         limits=limits,
         module="tests.rollout.vllm.fake_server",
     )
@@ -79,22 +77,22 @@ def start_engine(
         max_num_seqs=8,
         max_num_batched_tokens=64,
         tensor_parallel_size=1,
-        chunked_prefill=True,
+        enable_chunked_prefill=True,
         gpu_memory_utilization=0.5,
-        cache_bytes=None,
+        kv_cache_bytes=None,
         dtype=dtype,
         on_cpu=True,
     )
-    return VllmServerEngine(fleet, options, eos_ids=[1], limits=limits)
+    return VllmServerEngine(pool, options, eos_ids=[1], limits=limits)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Engines over fake servers, with weights; all are closed."""
+def start_with_weights(tmp_path: Path) -> Iterator[StartEngine]:
+    """A function that starts engines over fake servers, with weights; closes all afterwards."""
     engines = []
 
-    def start(**how: Any) -> VllmServerEngine:
-        engine = start_engine(tmp_path / "vllm", **how)
+    def start(**options: Any) -> VllmServerEngine:
+        engine = start_engine(tmp_path / "vllm", **options)
         engines.append(engine)
         engine.start()
         engine.update_weights([("w", torch.tensor([3.0]))], 1)
@@ -102,7 +100,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield start
     for engine in engines:
-        pids = engine.fleet.pids
+        pids = engine.pool.pids
         engine.close()
         engine.close()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -115,7 +113,9 @@ def groups(*marks: int, size: int = 3, tail: int = 5) -> list[Group]:
     ]
 
 
-def drawn(finished: list[Finished]) -> dict[int, list[tuple[list[int], list[float], str, int]]]:
+def drawn(
+    finished: list[FinishedGroup],
+) -> dict[int, list[tuple[list[int], list[float], str, int]]]:
     assert len({f.number for f in finished}) == len(finished)
     return {
         f.number: [
@@ -126,8 +126,8 @@ def drawn(finished: list[Finished]) -> dict[int, list[tuple[list[int], list[floa
     }
 
 
-def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
-    engine = make(replicas=2)
+def test_groups_weights_and_stops(start_with_weights: StartEngine, tmp_path: Path) -> None:
+    engine = start_with_weights(replicas=2)
     first = drawn(list(engine.generate(groups(), SAMPLING, seed=1)))
     assert sorted(first) == [0, 1, 2, 3] and {len(s) for s in first.values()} == {3}
     assert drawn(list(engine.generate(groups(), SAMPLING, seed=1))) == first
@@ -141,7 +141,7 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     engine.update_weights([("w", torch.tensor([5.0]))], 2)
     ids, log_probs, _, version = drawn(list(engine.generate(groups(), SAMPLING, seed=1)))[0][0]
     assert log_probs == [5.0 - i / 2 for i in ids] and version == 2
-    # A stop: every group comes back, and can be gone on with.
+    # A stop returns every group, and its samples can be continued.
     long = Sampling(max_response_length=20)
     under_way = engine.generate(groups(HOLD), long, seed=1)
     left = under_way.stop()
@@ -149,7 +149,8 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     assert {s.finish_reason for f in left for s in f.samples} == {"aborted"}
     (tmp_path / "vllm" / GO).touch(mode=0o600)
     begun = [
-        dataclasses.replace(g, begun=f.samples) for g, f in zip(groups(HOLD), left, strict=True)
+        dataclasses.replace(g, partial_samples=f.samples)
+        for g, f in zip(groups(HOLD), left, strict=True)
     ]
     whole = drawn(list(engine.generate(begun, long, seed=1)))
     assert all(len(s[0]) == 20 for samples in whole.values() for s in samples)
@@ -158,8 +159,8 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
     assert drawn(list(engine.generate(groups(), SAMPLING, seed=1)))[0][0][0] == ids
     for file in (tmp_path / "vllm").iterdir():
         assert file.stat().st_mode & 0o077 == 0, file
-    # Nobody without the token gets anything.
-    server = engine.fleet.read().seats[0].address  # type: ignore[union-attr]
+    # Requests without the token are refused.
+    server = engine.pool.status().slots[0].address  # type: ignore[union-attr]
     for path in ("/health", "/weights"):
         connection = http.client.HTTPConnection(server.host, server.port, timeout=100)
         connection.request(
@@ -169,28 +170,28 @@ def test_groups_weights_and_stops(make: Make, tmp_path: Path) -> None:
         connection.close()
 
 
-def limit(engine: VllmServerEngine, limits: Limits) -> None:
-    """Other limits from now on."""
+def set_limits(engine: VllmServerEngine, limits: ServerLimits) -> None:
     engine.limits = limits
-    for keeper in engine.fleet._servers._keepers:  # type: ignore[attr-defined]
-        keeper.limits = limits
+    for supervisor in engine.pool.servers.supervisors:  # type: ignore[attr-defined]
+        supervisor.limits = limits
 
 
-def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make: Make) -> None:
-    engine = make(restarts=2)
-    patient = engine.limits
+def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(
+    start_with_weights: StartEngine,
+) -> None:
+    engine = start_with_weights(restarts=2)
+    long_limits = engine.limits
     expected = drawn(list(engine.generate(groups(size=2), SAMPLING, seed=1)))
     for step, fault in enumerate((DIE, HANG, FREEZE, BREAK), 2):
-        # Only where silence is the fault; a busy machine may be taken for another one then.
-        silent = fault in (HANG, FREEZE)
-        limit(
-            engine,
-            dataclasses.replace(patient, timeout_s=4.0, max_restarts=99) if silent else patient,
-        )
+        # A short time-out only for faults that are silent: a busy machine may be silent as well.
+        limits = long_limits
+        if fault in (HANG, FREEZE):
+            limits = dataclasses.replace(long_limits, timeout_s=4.0, max_restarts=99)
+        set_limits(engine, limits)
         engine.update_weights([("w", torch.tensor([3.0]))], step)  # restarts are counted anew
-        found = drawn(list(engine.generate(groups(fault, size=2), SAMPLING, seed=1)))
-        assert engine.stats()["restarts"] >= 1 and sorted(found) == [0, 1, 2, 3]
-        assert {k: [s[:3] for s in v] for k, v in found.items()} == {
+        samples = drawn(list(engine.generate(groups(fault, size=2), SAMPLING, seed=1)))
+        assert engine.stats()["restarts"] >= 1 and sorted(samples) == [0, 1, 2, 3]
+        assert {k: [s[:3] for s in v] for k, v in samples.items()} == {
             k: [s[:3] for s in v] for k, v in expected.items()
         }
     with pytest.raises(
@@ -203,39 +204,39 @@ def test_a_server_that_is_lost_is_replaced_and_no_sample_is_lost_or_doubled(make
 
 
 def test_the_other_ranks_of_a_node_draw_from_the_same_server(tmp_path: Path) -> None:
-    def rank(number: int) -> dict[int, Any]:
-        engine = start_engine(tmp_path / "vllm", of=world(number, 2))
+    def run_rank(number: int) -> dict[int, Any]:
+        engine = start_engine(tmp_path / "vllm", world=make_world(number, 2))
         engines[number] = engine
         engine.start()
-        asked = iter([("w", torch.tensor([3.0]))])
-        engine.update_weights(asked, 1)
-        assert next(asked, None) is None  # every rank takes part in gathering them
+        weights = iter([("w", torch.tensor([3.0]))])
+        engine.update_weights(weights, 1)
+        assert next(weights, None) is None  # every rank takes part in gathering them
         return drawn(list(engine.generate(groups(DIE)[number::2], SAMPLING, seed=1)))
 
     engines: dict[int, VllmServerEngine] = {}
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(rank, range(2)))
-    assert [len(engines[k].fleet.pids) for k in (0, 1)] == [1, 0]
-    assert any(e.stats()["restarts"] >= 1 for e in engines.values())
+    with ThreadPoolExecutor(2) as threads:
+        per_rank = list(threads.map(run_rank, range(2)))
+    assert [len(engines[k].pool.pids) for k in (0, 1)] == [1, 0]
+    assert any(engine.stats()["restarts"] >= 1 for engine in engines.values())
     engines[1].close()
     alone = drawn(list(engines[0].generate(groups(), SAMPLING, seed=1)))
-    assert {2 * k + r: f[k] for r, f in enumerate(found) for k in f} == alone
+    assert {2 * k + r: samples[k] for r, samples in enumerate(per_rank) for k in samples} == alone
     engines[0].close()
     with pytest.raises(EngineFailed, match="the engine was closed"):
         engines[1].update_weights([], 2)
 
 
-def test_what_vllm_refuses_is_the_users_to_mend(make: Make) -> None:
+def test_a_refusal_of_vllm_is_a_user_error(start_with_weights: StartEngine) -> None:
     with pytest.raises(UserError, match="vLLM refuses this model"):
-        make(dtype="refused")
+        start_with_weights(dtype="refused")
 
 
 def test_no_server_outlives_its_trainer(tmp_path: Path) -> None:
     program = (
-        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.rollout.vllm.test_servers "
-        "import start_engine\n"
+        "import os, sys, torch\nfrom pathlib import Path\n"
+        "from tests.rollout.vllm.test_servers import start_engine\n"
         "engine = start_engine(Path(sys.argv[1]))\nengine.start()\n"
-        "print(engine.fleet.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
+        "print(engine.pool.pids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],

@@ -1,14 +1,16 @@
-"""What DeepSpeed would write, without writing it: its ``save_checkpoint`` runs with a checkpoint
-engine that only keeps the state dicts it is handed. So the files have DeepSpeed's own names and
-contents, and its tools go on working.
+"""The state dicts that DeepSpeed would write, without writing them.
+
+DeepSpeed's ``save_checkpoint`` runs with a checkpoint engine that only collects what it is given.
+So the files have DeepSpeed's own names and contents, and its tools work on them.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,160 +29,180 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
 from torch import nn
 
 UNIVERSAL = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
-"""DeepSpeed's universal conversion asks for it; it could hold rules for tensor-parallel slices, and
-there are none.
+"""Required by DeepSpeed's conversion to universal checkpoints; it could hold rules for
+tensor-parallel slices, and there are none.
 """
 SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
 
 
-class Capture(CheckpointEngine):  # type: ignore[misc]
-    """Keeps references to live tensors: their contents must rest until they are copied."""
+class StateDictCollector(CheckpointEngine):  # type: ignore[misc]
+    """A DeepSpeed checkpoint engine that keeps references to the live tensors it is given.
+
+    Their contents must not change until they have been copied.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.states: dict[str, Any] = {}
+        """Path relative to the save folder -> state dict."""
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """Nothing to prepare."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """The writer makes folders."""
+        """Nothing: the writer process makes the folders."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Keep ``state_dict`` under its path relative to the save folder."""
+        """Collect ``state_dict``."""
         self.states[os.path.normpath(path)] = state_dict
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Never: a checkpoint is restored from its index."""
+        """Not supported: checkpoints are restored from their index."""
         raise NotImplementedError(path)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """The commit protocol is ours."""
+        """Nothing: the committer commits."""
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """False: no need to clone views before they are handed over; each tensor is copied by
-        itself.
-        """
+        """False: views need not be cloned, since each tensor is copied by itself."""
         return False
 
 
-class Capturer:
-    """Captures the state of one engine again and again. What stays the same is looked up once:
-    training waits.
+class DeepSpeedCapture:
+    """Captures the state dicts of one engine again and again.
+
+    What stays the same is looked up once, since training waits for a capture.
     """
 
-    def __init__(self, ds: Any, *, frozen: bool = True) -> None:
-        """``frozen``: weights that are not trained, too."""
-        self._ds, self._more = ds, {} if frozen else {"exclude_frozen_parameters": True}
-        self._instead: dict[str, Any] | None = None
+    def __init__(self, ds: Any, *, include_untrained: bool = True) -> None:
+        """``include_untrained``: also weights that are not trained."""
+        self._ds = ds
+        self._options = {} if include_untrained else {"exclude_frozen_parameters": True}
+        self._fast_methods: dict[str, Any] | None = None
 
     def capture(self, tag: str) -> dict[str, Any]:
-        """Relative path -> state dict of each file of this rank. Collective: all ranks call it at a
-        step boundary.
-        """
-        if self._instead is None:
-            self._instead = _spared(self._ds)
-        engine, info = Capture(), {UNIVERSAL_CHECKPOINT_INFO: dict(UNIVERSAL)}
+        """Relative path -> state dict of each file of this rank. Collective, at a step boundary."""
+        if self._fast_methods is None:
+            self._fast_methods = _fast_methods(self._ds)
+        collector = StateDictCollector()
+        info = {UNIVERSAL_CHECKPOINT_INFO: dict(UNIVERSAL)}
         with ExitStack() as stack:
-            for name, value in {"checkpoint_engine": engine, **self._instead}.items():
-                stack.enter_context(_instead(self._ds, name, value))
+            stack.enter_context(_replaced(self._ds, "checkpoint_engine", collector))
+            for name, method in self._fast_methods.items():
+                stack.enter_context(_replaced(self._ds, name, method))
             self._ds.save_checkpoint(
-                ".", tag=tag, client_state=info, save_latest=False, **self._more
+                ".", tag=tag, client_state=info, save_latest=False, **self._options
             )
-        return engine.states
+        return collector.states
 
     def buffers(self) -> list[torch.Tensor]:
-        """The module's buffers that are saved."""
-        known = (self._instead or {}).get("module_state_dict")
-        return list(self._ds.module.buffers()) if known is None else known.buffers()
+        """The buffers of the module that are saved."""
+        module_state = (self._fast_methods or {}).get("module_state_dict")
+        if module_state is None:
+            return list(self._ds.module.buffers())
+        buffers: list[torch.Tensor] = module_state.buffers()
+        return buffers
 
 
-def _spared(ds: Any) -> dict[str, Any]:
-    """Methods of DeepSpeed's engine that take long or ask all ranks, and what does for them
-    here.
-    """
-    spared: dict[str, Any] = {
+@cache
+def deepspeed_scripts() -> dict[str, bytes]:
+    """DeepSpeed's scripts that consolidate a checkpoint; it copies them into every checkpoint."""
+    folder = Path(deepspeed.__file__).parent / "utils"
+    return {name: (folder / name).read_bytes() for name in SCRIPTS}
+
+
+def _fast_methods(ds: Any) -> dict[str, Callable[..., Any]]:
+    """Replacements for methods of DeepSpeed's engine that are slow or collective."""
+    methods: dict[str, Callable[..., Any]] = {
         "_copy_recovery_script": lambda path: None,
         "_checkpoint_tag_validation": lambda tag: None,  # the ranks agree on the step
     }
     if hasattr(ds, "_get_buffer_names"):
         names = ds._get_buffer_names()
-        spared["_get_buffer_names"] = lambda: list(names)
-    if hasattr(ds, "module_state_dict") and (state := _ModuleState.of(ds)):
-        spared["module_state_dict"] = state
-    return {name: value for name, value in spared.items() if hasattr(ds, name)}
+        methods["_get_buffer_names"] = lambda: list(names)
+    if hasattr(ds, "module_state_dict"):
+        module_state = _FastModuleState.of(ds)
+        if module_state is not None:
+            methods["module_state_dict"] = module_state
+    return {name: method for name, method in methods.items() if hasattr(ds, name)}
 
 
-class _ModuleState:
-    """``module_state_dict`` without a walk through all modules, each with its hooks."""
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of a module's state dict and where its tensor is found."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._entries: list[tuple[str, dict[str, Any], str]] = []
+    name: str
+    owner: dict[str, Any]
+    """The parameters or the buffers of a submodule."""
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The live tensor."""
+        tensor: torch.Tensor = self.owner[self.key]
+        return tensor
+
+
+class _FastModuleState:
+    """``module_state_dict`` without a walk through all modules and their hooks."""
+
+    def __init__(self, module: nn.Module, metadata: Any) -> None:
+        self._metadata = metadata
+        self._entries: list[_Entry] = []
         for prefix, child in module.named_modules(remove_duplicate=False):
             start = f"{prefix}." if prefix else ""
-            kept = [
-                name for name in child._buffers if name not in child._non_persistent_buffers_set
-            ]
-            for owner, names in (
-                (child._parameters, list(child._parameters)),
-                (child._buffers, kept),
-            ):
-                self._entries += [
-                    (start + name, owner, name) for name in names if owner[name] is not None
-                ]
-        self._metadata: Any = None
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    self._entries.append(_Entry(start + name, child._parameters, name))
+            for name, buffer in child._buffers.items():
+                if buffer is not None and name not in child._non_persistent_buffers_set:
+                    self._entries.append(_Entry(start + name, child._buffers, name))
 
     @staticmethod
-    def of(ds: Any) -> _ModuleState | None:
+    def of(ds: Any) -> _FastModuleState | None:
         """None for a module whose state is more than its parameters and buffers."""
-        wanted = ds.module_state_dict()
-        state = _ModuleState(ds.module)
-        state._metadata = getattr(wanted, "_metadata", None)
-        found = state()
-        same = list(found) == list(wanted) and all(
-            map(_same_memory, wanted.values(), found.values())
-        )
-        return state if same else None
+        expected = ds.module_state_dict()
+        state = _FastModuleState(ds.module, getattr(expected, "_metadata", None))
+        actual = state()
+        if list(actual) != list(expected):
+            return None
+        same = map(_share_memory, expected.values(), actual.values())
+        return state if all(same) else None
 
     def __call__(
         self, exclude_frozen_parameters: bool = False, **unused: Any
     ) -> OrderedDict[str, Any]:
-        found = OrderedDict(
-            (name, owner[key].detach())
-            for name, owner, key in self._entries
-            if owner[key].requires_grad
-            or not (exclude_frozen_parameters and isinstance(owner[key], nn.Parameter))
-        )
+        state: OrderedDict[str, Any] = OrderedDict()
+        for entry in self._entries:
+            tensor = entry.tensor
+            is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            if not (exclude_frozen_parameters and is_frozen):
+                state[entry.name] = tensor.detach()
         if self._metadata is not None:
-            found._metadata = self._metadata  # type: ignore[attr-defined]
-        return found
+            state._metadata = self._metadata  # type: ignore[attr-defined]
+        return state
 
     def buffers(self) -> list[torch.Tensor]:
-        """Those that are saved."""
-        return [
-            owner[key]
-            for _, owner, key in self._entries
-            if not isinstance(owner[key], nn.Parameter)
-        ]
+        """The buffers among the entries."""
+        tensors = [entry.tensor for entry in self._entries]
+        return [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
 
 
-def _same_memory(one: Any, other: torch.Tensor) -> bool:
+def _share_memory(one: Any, other: torch.Tensor) -> bool:
     return isinstance(one, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
-@cache
-def scripts() -> dict[str, bytes]:
-    """DeepSpeed's tools that consolidate a checkpoint; it lays them beside every one."""
-    folder = Path(deepspeed.__file__).parent / "utils"
-    return {name: (folder / name).read_bytes() for name in SCRIPTS}
-
-
 @contextmanager
-def _instead(ds: Any, name: str, value: Any) -> Iterator[None]:
-    had, before = name in vars(ds), getattr(ds, name)
+def _replaced(ds: Any, name: str, value: Any) -> Iterator[None]:
+    """Within: the attribute ``name`` of ``ds`` is ``value``."""
+    was_own_attribute = name in vars(ds)
+    before = getattr(ds, name)
     setattr(ds, name, value)
     try:
         yield
     finally:
-        setattr(ds, name, before) if had else delattr(ds, name)
+        if was_own_attribute:
+            setattr(ds, name, before)
+        else:
+            delattr(ds, name)

@@ -1,55 +1,55 @@
-"""Host memory for snapshots: shared with the writer process, pinned where there is a GPU, taken
-once at start.
-"""
+"""Host memory for snapshots: shared with the writer process, pinned where there is a GPU."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.base.errors import UserError
+from trainer.base.memory import free_host_bytes
 
-_SLACK = 4 << 20
+SLACK_BYTES = 4 << 20
 """Room for headers and small states, which vary from step to step."""
+_MADV_POPULATE_WRITE = 23
+"""Linux 5.14; not in ``mmap``."""
 
 
 class HostBuffer:
-    """``fd`` names the memory for the writer; ``data`` (uint8, [capacity]) is this process's view
-    of it.
+    """Memory that the writer process maps by the descriptor ``fd``.
+
+    ``data`` (uint8, [capacity]) is this process's view of it.
     """
 
     def __init__(self, nbytes: int, *, pinned: bool) -> None:
+        """Takes the memory at once. Raises RuntimeError when it can't be pinned."""
         self.fd = os.memfd_create("plimsoll-checkpoint", os.MFD_CLOEXEC)
         self._pinned = pinned
         self.capacity = 0
         self.grow(nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """At least ``nbytes`` of capacity. Contents are lost; nobody may be reading."""
+        """Ensure a capacity of ``nbytes``. Contents are lost; the writer must not be reading."""
         if nbytes <= self.capacity:
             return
         self._unpin()
-        self.capacity = nbytes + nbytes // 64 + _SLACK
+        self.capacity = nbytes + nbytes // 64 + SLACK_BYTES
         os.ftruncate(self.fd, self.capacity)
         self._map = mmap.mmap(self.fd, self.capacity)
-        # Take the pages now: the first copy into fresh pages would be several times slower than the
-        # later ones.
+        # Touch the pages now: the first copy into fresh pages takes several times as long as later
+        # ones.
         try:
-            self._map.madvise(23)  # MADV_POPULATE_WRITE, Linux 5.14
+            self._map.madvise(_MADV_POPULATE_WRITE)
         except OSError:
             memoryview(self._map)[::4096] = bytes(len(range(0, self.capacity, 4096)))
         self.data = torch.frombuffer(self._map, dtype=torch.uint8)
         if self._pinned:
-            status = _cudart().cudaHostRegister(self.data.data_ptr(), self.capacity, 0)
-            if int(status) != 0:
+            status = int(_cudart().cudaHostRegister(self.data.data_ptr(), self.capacity, 0))
+            if status != 0:
                 raise RuntimeError(
-                    f"{self.capacity} bytes of host memory can't be pinned (CUDA error "
-                    f"{int(status)})"
+                    f"{self.capacity} bytes of host memory can't be pinned (CUDA error {status})"
                 )
 
     def close(self) -> None:
@@ -70,38 +70,11 @@ def _cudart() -> Any:
 
 
 def require_memory(nbytes: int) -> None:
-    """Raise UserError when this machine can't give ``nbytes`` for the snapshots of its ranks."""
-    free = available_bytes()
+    """Raises UserError when less than ``nbytes`` are free for the snapshots of this machine."""
+    free = free_host_bytes()
     if nbytes > free:
         raise UserError(
             f"checkpoints need {nbytes / 2**30:.1f} GiB of host memory on this machine for their "
-            "snapshots, "
-            f"{free / 2**30:.1f} GiB are free; ask for more memory (cluster.mem), or type "
-            "trainer.checkpoint.async_save=false, which halves it"
+            f"snapshots, {free / 2**30:.1f} GiB are free; ask for more memory (cluster.mem), or "
+            "type trainer.checkpoint.async_save=false, which halves it"
         )
-
-
-def available_bytes() -> int:
-    """Free host memory: the machine's, cut down to what the cgroup leaves."""
-    free = sys.maxsize
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        top, used = _read(limit).strip(), _read(usage).strip()
-        if top.isdigit() and used.isdigit():
-            free = min(free, max(0, int(top) - int(used)))
-    return free
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

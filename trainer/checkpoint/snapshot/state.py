@@ -1,5 +1,5 @@
-"""Nested states (random numbers, positions, counters) as bytes without code: safetensors, the tree
-in its header.
+"""Nested states (random states, positions, counters) as bytes without code: a safetensors file
+whose header holds the tree.
 """
 
 from __future__ import annotations
@@ -12,90 +12,98 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-_MARK = "__kind__"
+_KIND = "__kind__"
 _TREE = "tree"
+_Tensors = dict[str, torch.Tensor]
 
 
 def encode(state: dict[str, Any]) -> bytes:
-    """Dicts (keys: str or int), lists, tuples, JSON scalars, bytes, numpy arrays and scalars, and
-    tensors.
+    """Encode ``state``.
 
-    Raises TypeError that names the place of anything else.
+    It may consist of dicts (keys: str or int), lists, tuples, JSON scalars, bytes, numpy arrays and
+    scalars, and tensors. Raises TypeError that names the place of anything else.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    tree = json.dumps(_plain(state, tensors, "state"))
+    tensors: _Tensors = {}
+    tree = json.dumps(_to_json(state, tensors, "state"))
     return bytes(save({name: t.contiguous() for name, t in tensors.items()}, {_TREE: tree}))
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The state as it was given to ``encode``; tensors on the CPU. Raises ValueError when ``data``
-    is no such state.
+    """The state that was given to ``encode``, its tensors on the CPU.
+
+    Raises ValueError when ``data`` is no encoded state.
     """
     try:
-        length = int.from_bytes(data[:8], "little")
-        tree = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_TREE])
+        header_bytes = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_bytes])
+        tree = json.loads(header["__metadata__"][_TREE])
         tensors = load(data)
     except (ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"no saved state ({error})") from error
-    state: dict[str, Any] = _rich(tree, tensors)
+    state: dict[str, Any] = _from_json(tree, tensors)
     return state
 
 
-def _plain(value: Any, tensors: dict[str, torch.Tensor], at: str) -> Any:
+def _to_json(value: Any, tensors: _Tensors, path: str) -> Any:
+    """``value`` as JSON; raw bytes are added to ``tensors`` and named there."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, np.generic):
         return value
     if isinstance(value, torch.Tensor):
-        return {_MARK: "tensor", "name": _keep(value.detach().cpu(), tensors)}
+        return {_KIND: "tensor", "name": _add_tensor(value.detach().cpu(), tensors)}
     if isinstance(value, np.generic):
-        return {
-            _MARK: "scalar",
-            "dtype": value.dtype.str,
-            "name": _keep(_bytes_tensor(value.tobytes()), tensors),
-        }
+        name = _add_bytes(value.tobytes(), tensors)
+        return {_KIND: "scalar", "dtype": value.dtype.str, "name": name}
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError(f"{at} is an array of objects; only numbers are saved")
-        data = _bytes_tensor(np.ascontiguousarray(value).tobytes())
-        return {
-            _MARK: "array",
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-            "name": _keep(data, tensors),
-        }
+        return _array_to_json(value, tensors, path)
     if isinstance(value, (bytes, bytearray)):
-        return {_MARK: "bytes", "name": _keep(_bytes_tensor(bytes(value)), tensors)}
+        return {_KIND: "bytes", "name": _add_bytes(bytes(value), tensors)}
     if isinstance(value, (list, tuple)):
-        items = [_plain(v, tensors, f"{at}[{i}]") for i, v in enumerate(value)]
-        return items if isinstance(value, list) else {_MARK: "tuple", "items": items}
+        items = [_to_json(item, tensors, f"{path}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
     if isinstance(value, dict):
-        if not all(isinstance(k, (str, int)) and not isinstance(k, bool) for k in value):
-            raise TypeError(f"{at} has keys that are neither str nor int")
-        if all(isinstance(k, str) for k in value) and _MARK not in value:
-            return {k: _plain(v, tensors, f"{at}.{k}") for k, v in value.items()}
-        return {
-            _MARK: "dict",
-            "items": [[k, _plain(v, tensors, f"{at}.{k}")] for k, v in value.items()],
-        }
+        return _dict_to_json(value, tensors, path)
     raise TypeError(
-        f"{at} is a {type(value).__name__}; a checkpoint holds numbers, strings, lists, dicts, "
+        f"{path} is a {type(value).__name__}; a checkpoint holds numbers, strings, lists, dicts, "
         "arrays, tensors"
     )
 
 
-def _rich(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _array_to_json(array: np.ndarray[Any, Any], tensors: _Tensors, path: str) -> dict[str, Any]:
+    if array.dtype.hasobject:
+        raise TypeError(f"{path} is an array of objects; only numbers are saved")
+    return {
+        _KIND: "array",
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+        "name": _add_bytes(np.ascontiguousarray(array).tobytes(), tensors),
+    }
+
+
+def _dict_to_json(value: dict[Any, Any], tensors: _Tensors, path: str) -> dict[str, Any]:
+    """A JSON object where all keys are strings, else a list of pairs."""
+    for key in value:
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise TypeError(f"{path} has keys that are neither str nor int")
+    items = {key: _to_json(item, tensors, f"{path}.{key}") for key, item in value.items()}
+    if _KIND not in value and all(isinstance(key, str) for key in value):
+        return items
+    return {_KIND: "dict", "items": [[key, item] for key, item in items.items()]}
+
+
+def _from_json(value: Any, tensors: _Tensors) -> Any:
     if isinstance(value, list):
-        return [_rich(v, tensors) for v in value]
+        return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    kind = value.get(_MARK)
+    kind = value.get(_KIND)
     if kind is None:
-        return {k: _rich(v, tensors) for k, v in value.items()}
+        return {key: _from_json(item, tensors) for key, item in value.items()}
     if kind == "dict":
-        return {k: _rich(v, tensors) for k, v in value["items"]}
+        return {key: _from_json(item, tensors) for key, item in value["items"]}
     if kind == "tuple":
-        return tuple(_rich(v, tensors) for v in value["items"])
+        return tuple(_from_json(item, tensors) for item in value["items"])
     tensor = tensors[value["name"]]
     if kind == "tensor":
         return tensor
@@ -110,17 +118,20 @@ def _rich(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return np.frombuffer(raw, dtype).reshape(value["shape"]).copy()
 
 
-def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+def _add_tensor(tensor: torch.Tensor, tensors: _Tensors) -> str:
+    """Add a copy of ``tensor``; returns its name.
+
+    A copy, since safetensors refuses tensors that share memory, and the live one may change before
+    it is written.
+    """
     name = str(len(tensors))
-    # A copy: safetensors refuses tensors that share memory, and the live one may change before it
-    # is written.
     tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
     return name
 
 
-def _bytes_tensor(data: bytes) -> torch.Tensor:
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
+def _add_bytes(data: bytes, tensors: _Tensors) -> str:
+    """Add ``data`` as a uint8 tensor; returns its name."""
+    tensor = torch.empty(0, dtype=torch.uint8)
+    if data:
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return _add_tensor(tensor, tensors)

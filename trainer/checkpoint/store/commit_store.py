@@ -1,5 +1,6 @@
-"""How the ranks' committers meet, off the training threads and apart from the training's
-collectives.
+"""How the committer threads of the ranks exchange messages.
+
+Not by collectives: those belong to the training threads, and none of these waits may block them.
 """
 
 from __future__ import annotations
@@ -13,84 +14,101 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from trainer.ranks.world import World
 
 POLL_S = 0.01
 MAX_POLL_S = 0.1
-PARTING_S = 10.0
+FINISH_TIMEOUT_S = 10.0
+_ACKNOWLEDGED = "acknowledged"
 
 
-class OutOfTime(Exception):
-    """Nobody answered; the message names whom it waited for."""
+class CommitTimeout(Exception):
+    """A rank did not answer; the message names it."""
 
 
-class Meeting:
-    """Small JSON messages under names, in a TCP store of its own on rank 0. Collective to make;
-    then never blocking.
+class CommitStore:
+    """Small JSON messages by topic and rank, in a TCP store on rank 0 of its own.
+
+    Making one is collective; afterwards no call waits without a time limit.
     """
 
-    def __init__(self, rank: int, size: int, *, timeout_s: float) -> None:
-        self.rank, self.size, self.timeout_s = rank, size, timeout_s
-        self._store: Store = HashStore() if size == 1 else _tcp_store(rank)
+    def __init__(self, world: World, *, timeout_s: float) -> None:
+        self.rank = world.rank
+        self.world_size = world.size
+        self._timeout_s = timeout_s
+        self._store: Store = HashStore() if world.size == 1 else _tcp_store(world)
 
-    def tell(self, name: str, message: Any) -> None:
-        """Leave ``message`` under ``name`` and this rank. Raises OutOfTime when rank 0 is gone."""
+    def put(self, topic: str, message: Any) -> None:
+        """Store ``message`` of this rank. Raises CommitTimeout when rank 0 is gone."""
         try:
-            self._store.set(f"{name}/{self.rank}", json.dumps(message))
+            self._store.set(f"{topic}/{self.rank}", json.dumps(message))
         except RuntimeError as error:
-            raise OutOfTime(f"rank 0 is gone ({str(error).splitlines()[0]})") from error
+            raise _rank_0_is_gone(error) from error
 
-    def hear(
+    def get(
         self,
-        name: str,
+        topic: str,
         rank: int,
         cancelled: Callable[[], bool] = lambda: False,
         *,
-        limit_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
-        """What ``rank`` left under ``name``; waits at most ``limit_s`` (default: the meeting's).
-        Raises OutOfTime.
+        """Wait for the message of ``rank``, at most ``timeout_s`` (default: the store's).
+
+        Raises CommitTimeout: out of time, cancelled, or rank 0 is gone.
         """
-        until = time.monotonic() + (self.timeout_s if limit_s is None else limit_s)
-        key, pause = f"{name}/{rank}", POLL_S
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        key = f"{topic}/{rank}"
+        pause_s = POLL_S
         while True:
             try:
                 if self._store.check([key]):
                     return json.loads(self._store.get(key))
             except RuntimeError as error:
-                raise OutOfTime(f"rank 0 is gone ({str(error).splitlines()[0]})") from error
-            if time.monotonic() > until or cancelled():
-                raise OutOfTime(f"waited for rank {rank} in vain ({name})")
-            time.sleep(pause)
-            pause = min(MAX_POLL_S, pause * 1.5)
+                raise _rank_0_is_gone(error) from error
+            if time.monotonic() > deadline or cancelled():
+                raise CommitTimeout(f"waited for rank {rank} in vain ({topic})")
+            time.sleep(pause_s)
+            pause_s = min(MAX_POLL_S, pause_s * 1.5)
 
-    def part(self, name: str, words: tuple[str, ...]) -> None:
-        """Rank 0, when it has told the outcome: wait until the others have heard it, since the
-        store ends with this process, and they would take the end for a failure. Then drop all that
-        was said.
+    def acknowledge(self, subject: str) -> None:
+        """Tell rank 0 that this rank has its last message about ``subject``.
+
+        Raises CommitTimeout when rank 0 is gone.
         """
-        with contextlib.suppress(OutOfTime):
-            for rank in range(1, self.size):
-                self.hear(f"heard/{name}", rank, limit_s=PARTING_S)
+        self.put(f"{_ACKNOWLEDGED}/{subject}", True)
+
+    def finish(self, subject: str, topics: tuple[str, ...]) -> None:
+        """On rank 0: wait for the other ranks' acknowledgements, then delete all messages.
+
+        The store ends with this process: ranks that still wait would take that for a failure.
+        """
+        with contextlib.suppress(CommitTimeout):
+            for rank in range(1, self.world_size):
+                self.get(f"{_ACKNOWLEDGED}/{subject}", rank, timeout_s=FINISH_TIMEOUT_S)
         with contextlib.suppress(RuntimeError):
-            for rank in range(self.size):
-                for word in (*words, "heard"):
-                    self._store.delete_key(f"{word}/{name}/{rank}")
+            for rank in range(self.world_size):
+                for topic in (*topics, _ACKNOWLEDGED):
+                    self._store.delete_key(f"{topic}/{subject}/{rank}")
 
 
-def _tcp_store(rank: int) -> Store:
+def _rank_0_is_gone(error: RuntimeError) -> CommitTimeout:
+    return CommitTimeout(f"rank 0 is gone ({str(error).splitlines()[0]})")
+
+
+def _tcp_store(world: World) -> Store:
+    """A store that rank 0 serves on a free port. Collective."""
     timeout = timedelta(seconds=300)
-    address: list[Any] = [None]
+    address: tuple[str, int] | None = None
     store: Store | None = None
-    if rank == 0:
+    if world.is_main:
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        address = [(host, store.port)]
-    dist.broadcast_object_list(address, src=0, device=torch.device("cpu"))
+        address = (host, store.port)
+    host, port = world.broadcast(address)
     if store is None:
-        store = TCPStore(
-            address[0][0], address[0][1], is_master=False, wait_for_workers=False, timeout=timeout
-        )
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     return store

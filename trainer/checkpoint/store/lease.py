@@ -1,6 +1,4 @@
-"""One job per run folder. The lease is a lock that the kernel drops when its process ends, however
-it ends.
-"""
+"""One job per run folder: a lock that the kernel drops when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -18,87 +16,91 @@ from trainer.base.errors import UserError
 log = logging.getLogger(__name__)
 NAME = "lease.json"
 LINGER_S = 100.0
-"""An NFSv4 server keeps a vanished machine's locks for 90 s; a killed process keeps its own for an
-instant.
+"""How long to wait for a lock that may outlive its holder: an NFSv4 server keeps the locks of a
+vanished machine for 90 s.
 """
 POLL_S = 0.1
 
 
 class Lease:
-    """Held by rank 0 from before the first look at the checkpoints until ``release``.
+    """The lock of a run folder, held by rank 0 from before it reads checkpoints until ``release``.
 
-    A POSIX record lock: it works over NFS and Lustre, a forked child doesn't inherit it, a dead
-    job's doesn't block. Raises UserError when another process holds it: at once when that lives on
-    this machine, else after ``linger_s``, which a lock may outlive its process or its machine.
-    ``enforced`` is False on a file system without locks.
+    A POSIX record lock: it works over NFS and Lustre, a forked child doesn't inherit it, and a dead
+    job's lock doesn't block.
     """
 
     def __init__(self, run_dir: Path, attempt: int, *, linger_s: float = LINGER_S) -> None:
-        self.path = run_dir / NAME
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        until, told = time.monotonic() + linger_s, False
-        while (state := self._try()) is None:
-            holder = os.pread(self._fd, 4096, 0)
-            if _lives_here(holder) or time.monotonic() > until:
-                os.close(self._fd)
-                raise UserError(
-                    f"another job is running in {run_dir} ({_words(holder)}); wait for it or end "
-                    "it, or set another "
-                    "trainer.experiment_name or trainer.default_local_dir"
-                )
-            if not told:
-                log.warning(
-                    "%s is locked (%s); waiting for %.0f s in case that is dead",
-                    run_dir,
-                    _words(holder),
-                    linger_s,
-                )
-                told = True
-            time.sleep(POLL_S)
-        self.enforced = state
-        body = {
+        """Raises UserError when another process holds the lock.
+
+        At once when that process lives on this machine, else after ``linger_s`` seconds.
+        """
+        self._fd = os.open(run_dir / NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        self._acquire(run_dir, linger_s)
+        holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "job": os.environ.get("SLURM_JOB_ID"),
             "attempt": attempt,
             "since": time.time(),
         }
-        self._body = json.dumps(body).encode()
+        self._holder = json.dumps(holder).encode()
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, self._body, 0)
+        os.pwrite(self._fd, self._holder, 0)
 
-    def _try(self) -> bool | None:
-        """True: locked; None: another holds it; False: there are no locks here."""
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return None if error.errno in (errno.EACCES, errno.EAGAIN) else False
-        return True
-
-    def still_mine(self) -> bool:
-        """False when a later job wrote itself in: only possible where locks are not enforced."""
-        return os.pread(self._fd, 4096, 0) == self._body
+    def is_held(self) -> bool:
+        """False when a later job wrote itself in: only possible on a file system without locks."""
+        return os.pread(self._fd, 4096, 0) == self._holder
 
     def release(self) -> None:
-        """Let the next job in. Further calls do nothing."""
+        """Drop the lock. Further calls do nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
+    def _acquire(self, run_dir: Path, linger_s: float) -> None:
+        deadline = time.monotonic() + linger_s
+        warned = False
+        while self._is_locked_by_another():
+            holder = os.pread(self._fd, 4096, 0)
+            if _is_alive_on_this_host(holder) or time.monotonic() > deadline:
+                os.close(self._fd)
+                raise UserError(
+                    f"another job is running in {run_dir} ({_describe(holder)}); wait for it or "
+                    "end it, or set another trainer.experiment_name or trainer.default_local_dir"
+                )
+            if not warned:
+                log.warning(
+                    "%s is locked (%s); waiting for %.0f s in case that is dead",
+                    run_dir,
+                    _describe(holder),
+                    linger_s,
+                )
+                warned = True
+            time.sleep(POLL_S)
 
-def _lives_here(holder: bytes) -> bool:
-    """Whether the process that wrote ``holder`` is of this machine and not about to vanish."""
+    def _is_locked_by_another(self) -> bool:
+        """Try to lock. A file system without locks counts as locked by this process."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+        return False
+
+
+def _is_alive_on_this_host(holder: bytes) -> bool:
+    """Whether the process that wrote ``holder`` runs on this machine and is not a zombie."""
     try:
         body = json.loads(holder)
         if body["host"] != socket.gethostname():
             return False
-        state = Path(f"/proc/{int(body['pid'])}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        stat = Path(f"/proc/{int(body['pid'])}/stat").read_text()
+        state = stat.rsplit(")", 1)[1].split()[0]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return False
     return state not in "ZX"
 
 
-def _words(holder: bytes) -> str:
+def _describe(holder: bytes) -> str:
     try:
         body = json.loads(holder)
         job = f", Slurm job {body['job']}" if body.get("job") else ""

@@ -1,5 +1,6 @@
-"""``manifest.json``: what a committed checkpoint consists of. A folder without one that verifies is
-no checkpoint.
+"""``manifest.json``: the files of a committed checkpoint, their sizes and checksums.
+
+A folder without a manifest that verifies is no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,18 +14,16 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from trainer.base.errors import UserError
-from trainer.checkpoint.store.disk import CHECKED, digest_of
+from trainer.checkpoint.store.file_writing import CHECKSUM_BYTES, file_digest
 
 NAME = "manifest.json"
 FORMAT = 2
-"""Raised when a reader of the older number would misread a folder."""
+"""Increased when a reader of the older format would misread a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """``files``: relative path -> [bytes, [xxh3-128 in hex of each ``chunk_bytes``, or of what is
-    left]].
-    """
+    """Contents of ``manifest.json``."""
 
     step: int
     attempt: int
@@ -34,18 +33,19 @@ class Manifest:
     created: float
     """Seconds since the epoch."""
     metric: float | None = None
-    """What ``keep_best`` compares."""
+    """The value that ``keep_best`` compares."""
     metric_name: str | None = None
-    """Of what it is the value."""
+    """The name of that metric."""
     files: dict[str, list[Any]] = field(default_factory=dict)
+    """Relative path -> [bytes, [xxh3-128 in hex of each ``chunk_bytes``, or of what is left]]."""
     about: dict[str, Any] = field(default_factory=dict)
     """Anything for people: versions, W&B id. Nothing is read back from here."""
     format: int = FORMAT
-    chunk_bytes: int = CHECKED
+    chunk_bytes: int = CHECKSUM_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Size of all files."""
+        """Total size of the files, bytes."""
         return sum(int(size) for size, _ in self.files.values())
 
     def encode(self) -> bytes:
@@ -54,70 +54,76 @@ class Manifest:
         return json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True).encode()
 
 
-class Damaged(Exception):
-    """Not a whole checkpoint; the message says what is wrong with it."""
+class DamagedError(Exception):
+    """A folder is no whole checkpoint; the message says what is wrong with it."""
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of ``folder``. Raises Damaged when there is none that is whole, UserError for a
-    newer format.
+    """The manifest of ``folder``.
+
+    Raises DamagedError when it is missing or damaged, UserError for a newer format.
     """
     try:
         data = (folder / NAME).read_bytes()
     except OSError as error:
-        raise Damaged(f"{folder.name}/{NAME} can't be read ({error.strerror})") from error
+        raise DamagedError(f"{folder.name}/{NAME} can't be read ({error.strerror})") from error
     return parse(data, str(folder))
 
 
 def parse(data: bytes, folder: str) -> Manifest:
-    """The manifest in ``data``, which lies in ``folder``. Raises as ``read`` does."""
+    """The manifest encoded in ``data``; ``folder`` is for messages.
+
+    Raises DamagedError when it is damaged, UserError for a newer format.
+    """
     try:
         body = json.loads(data)
         stored = body.pop("digest")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise Damaged(f"{NAME} can't be read ({error})") from error
+        raise DamagedError(f"{NAME} can't be read ({error})") from error
     if stored != _digest(body):
-        raise Damaged(f"{NAME} doesn't match its own digest")
+        raise DamagedError(f"{NAME} doesn't match its own digest")
     if body.get("format") == 1:
         body = _from_format_1(body)
     if body.get("format") != FORMAT:
         raise UserError(
             f"{folder} has checkpoint format {body.get('format')}, this version reads {FORMAT}; "
             "continue it with the version of plimsoll that wrote it, or export its weights there "
-            "with "
-            f"python -m trainer.export {folder} --out DIR"
+            f"with python -m trainer.export {folder} --out DIR"
         )
     return Manifest(**body)
 
 
 def problems(folder: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """What is wrong with the files: missing, of another size, of other contents. Empty: nothing.
+    """Messages about missing files, wrong sizes and wrong contents; empty for a whole checkpoint.
 
     ``share`` = (i, n): read the contents of every n-th chunk from the i-th on; sizes are always
     compared.
     """
-    found, number, step = [], 0, manifest.chunk_bytes
+    index, count = share
+    found: list[str] = []
+    chunk_number = 0
     for name, (size, digests) in sorted(manifest.files.items()):
         path = folder / name
         try:
-            have = path.stat().st_size
-            if have != size:
-                found.append(f"{name} has {have} bytes instead of {size}")
+            actual_size = path.stat().st_size
+            if actual_size != size:
+                found.append(f"{name} has {actual_size} bytes instead of {size}")
                 continue
-            for start, digest in zip(range(0, size, step), digests, strict=True):
-                number += 1
-                if number % share[1] == share[0] and digest_of(path, start, step) != digest:
-                    found.append(
-                        f"{name} doesn't match its checksum in bytes {start} to "
-                        f"{min(start + step, size)}"
-                    )
+            starts = range(0, size, manifest.chunk_bytes)
+            for start, digest in zip(starts, digests, strict=True):
+                chunk_number += 1
+                if chunk_number % count != index:
+                    continue
+                if file_digest(path, start, manifest.chunk_bytes) != digest:
+                    end = min(start + manifest.chunk_bytes, size)
+                    found.append(f"{name} doesn't match its checksum in bytes {start} to {end}")
         except OSError as error:
             found.append(f"{name}: {error.strerror}")
     return found
 
 
 def _from_format_1(body: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had one checksum for a whole file: a single chunk."""
+    """Format 1 had one checksum per file: read it as a single chunk."""
     files = {
         name: [size, [digest] if size else []] for name, (size, digest) in body["files"].items()
     }

@@ -1,6 +1,7 @@
-"""A second home of checkpoints at any fsspec URL (s3://, gs://, hdfs://, memory://): object stores
-have no rename, so the files go up first and the manifest last; without a manifest that verifies a
-folder there is no checkpoint.
+"""A second copy of the checkpoints at any fsspec URL (s3://, gs://, hdfs://, memory://).
+
+Object stores have no rename, so the files are uploaded first and the manifest last: a folder there
+is a checkpoint only with a manifest that verifies.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from pathlib import Path
 import fsspec
 
 from trainer.base.errors import UserError
-from trainer.checkpoint.store import commit
 from trainer.checkpoint.store import manifest as manifests
+from trainer.checkpoint.store.commit import sync_folders
 from trainer.checkpoint.store.disk import Disk
-from trainer.checkpoint.store.manifest import Damaged, Manifest
+from trainer.checkpoint.store.layout import step_dir, steps_on_disk, temp_dir
+from trainer.checkpoint.store.manifest import DamagedError, Manifest
 
 log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Checkpoints of one run below ``url`` (a slash at its end or not). Raises UserError for an
-    unknown protocol, and when nothing can be written there: better now than after the first save.
-    """
+    """Checkpoints of one run below a URL."""
 
     def __init__(self, url: str) -> None:
+        """Tries to write to ``url`` at once, rather than fail after the first save.
+
+        Raises UserError for an unknown protocol, and when nothing can be written there.
+        """
         try:
             self._fs, root = fsspec.core.url_to_fs(url.rstrip("/"))
         except (ValueError, ImportError) as error:
@@ -40,78 +44,77 @@ class Mirror:
         except Exception as error:  # each protocol's client has errors of its own
             raise UserError(
                 f"trainer.default_hdfs_dir={url} can't be written ({error}); mend the address or "
-                "the access, or set it "
-                "to null"
+                "the access, or set it to null"
             ) from error
 
     def upload(self, folder: Path, manifest: Manifest) -> None:
-        """Copy a committed checkpoint, its manifest last. Raises OSError, and what the protocol's
-        client raises.
+        """Copy a committed checkpoint, its manifest last.
+
+        Raises OSError and the errors of the protocol's client.
         """
-        there = f"{self._root}/{folder.name}"
+        target = f"{self._root}/{folder.name}"
         self._remove(folder.name)
         for name in manifest.files:
-            self._put(folder / name, f"{there}/{name}")
-        self._put(folder / manifests.NAME, f"{there}/{manifests.NAME}")
+            self._put(folder / name, f"{target}/{name}")
+        self._put(folder / manifests.NAME, f"{target}/{manifests.NAME}")
 
     def keep_only(self, steps: set[int]) -> None:
-        """Remove others, and what interrupted uploads left."""
-        for step, whole in self._found().items():
-            if step not in steps or not whole:
+        """Remove all other checkpoints, and what interrupted uploads left."""
+        for step, has_manifest in self._folders().items():
+            if step not in steps or not has_manifest:
                 self._remove(f"step_{step}")
 
     def steps(self) -> list[int]:
-        """Steps that have a manifest, newest first."""
-        return sorted((step for step, whole in self._found().items() if whole), reverse=True)
-
-    def _found(self) -> dict[int, bool]:
-        """Step -> whether it has a manifest."""
-        self._fs.invalidate_cache()
-        if not self._fs.exists(self._root):
-            return {}
-        names = [
-            str(path).rstrip("/").rsplit("/", 1)[-1]
-            for path in self._fs.ls(self._root, detail=False)
-        ]
-        steps = [int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d+)", name))]
-        return {
-            step: bool(self._fs.exists(f"{self._root}/step_{step}/{manifests.NAME}"))
-            for step in steps
-        }
-
-    def _remove(self, name: str) -> None:
-        """The manifest first: what is left of an interrupted removal is no checkpoint."""
-        for path in (f"{self._root}/{name}/{manifests.NAME}", f"{self._root}/{name}"):
-            if self._fs.exists(path):
-                self._fs.rm(path, recursive=True)
+        """Steps with a manifest, newest first."""
+        steps = [step for step, has_manifest in self._folders().items() if has_manifest]
+        return sorted(steps, reverse=True)
 
     def download(self, step: int, root: Path, disk: Disk, fence: str) -> Path:
-        """Fetch a checkpoint into ``root`` and commit it there. Raises Damaged when it isn't
-        whole.
+        """Fetch a checkpoint into ``root`` and commit it there. Returns its folder.
+
+        Raises DamagedError when it isn't whole.
         """
-        there, temp = f"{self._root}/step_{step}", root / f"step_{step}.tmp-{fence}"
+        source = f"{self._root}/step_{step}"
+        temp = temp_dir(root, step, fence)
         disk.rmtree(temp)
         temp.mkdir(mode=0o700, parents=True)
         try:
-            self._get(f"{there}/{manifests.NAME}", temp / manifests.NAME)
+            self._get(f"{source}/{manifests.NAME}", temp / manifests.NAME)
             manifest = manifests.read(temp)
             for name in manifest.files:
                 (temp / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._get(f"{there}/{name}", temp / name)
+                self._get(f"{source}/{name}", temp / name)
                 disk.fsync(temp / name)
-            if wrong := manifests.problems(temp, manifest):
-                raise Damaged(f"{there}: {'; '.join(wrong)}")
+            problems = manifests.problems(temp, manifest)
+            if problems:
+                raise DamagedError(f"{source}: {'; '.join(problems)}")
             disk.fsync(temp / manifests.NAME)
-            for folder in sorted(
-                {p for n in manifest.files for p in (temp / n).parents if p.is_relative_to(temp)}
-            ):
-                disk.fsync_dir(folder)
-            disk.rename(temp, root / f"step_{step}")
+            sync_folders(disk, temp, manifest)
+            disk.rename(temp, step_dir(root, step))
             disk.fsync_dir(root)
         except BaseException:
             shutil.rmtree(temp, ignore_errors=True)
             raise
-        return root / f"step_{step}"
+        return step_dir(root, step)
+
+    def _folders(self) -> dict[int, bool]:
+        """Step of each folder -> whether it has a manifest."""
+        self._fs.invalidate_cache()
+        if not self._fs.exists(self._root):
+            return {}
+        folders = {}
+        for path in self._fs.ls(self._root, detail=False):
+            match = re.fullmatch(r"step_(\d+)", str(path).rstrip("/").rsplit("/", 1)[-1])
+            if match is not None:
+                manifest = f"{self._root}/{match[0]}/{manifests.NAME}"
+                folders[int(match[1])] = bool(self._fs.exists(manifest))
+        return folders
+
+    def _remove(self, name: str) -> None:
+        """Remove a folder, its manifest first: an interrupted removal leaves no checkpoint."""
+        for path in (f"{self._root}/{name}/{manifests.NAME}", f"{self._root}/{name}"):
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def _put(self, source: Path, target: str) -> None:
         self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
@@ -121,20 +124,22 @@ class Mirror:
         try:
             self._fs.get_file(source, str(target))
         except FileNotFoundError as error:
-            raise Damaged(f"{source} is missing") from error
+            raise DamagedError(f"{source} is missing") from error
 
 
 def fetch_newer(mirror: Mirror, root: Path, disk: Disk, fence: str) -> Path | None:
-    """The run folder is new or behind (another cluster, a lost disk): commit the mirror's newest
-    whole one there, if it is newer than all that is there. Raises what the protocol's client
-    raises.
+    """Fetch the mirror's newest whole checkpoint when it is newer than all in ``root``.
+
+    So a run folder that is new (another cluster, a lost disk) or behind resumes from the mirror.
+    Returns the folder, or None when nothing was fetched. Raises the errors of the protocol's
+    client.
     """
-    have = commit.steps_on_disk(root)
+    newest_here = max(steps_on_disk(root), default=-1)
     for step in mirror.steps():
-        if step <= max(have, default=-1):
+        if step <= newest_here:
             break
         try:
             return mirror.download(step, root, disk, fence)
-        except Damaged as error:
+        except DamagedError as error:
             log.error("step_%d of trainer.default_hdfs_dir is damaged: %s", step, error)
     return None

@@ -1,6 +1,8 @@
-"""A host buffer is written while it is still being filled: how far it is, told by the thread that
-copies, passed on to the writer process by the committer, and awaited there piece by piece. The line
-between the processes is a pipe, whose ends also order what the two see of the memory.
+"""A host buffer is written while it is still being filled.
+
+The copying thread reports to ``FillProgress`` how many bytes are in place; the committer passes
+that on to the writer process as lines in a pipe; there ``FillingBuffer`` waits for the bytes that
+are to be written. The pipe also orders what the two processes see of the shared memory.
 """
 
 from __future__ import annotations
@@ -15,81 +17,84 @@ END = b"\n"
 """The last line to the writer."""
 
 
-class Filled:
-    """Bytes of a host buffer that are in place, from its beginning on."""
+class FillProgress:
+    """How many bytes of a host buffer are in place, counted from its beginning."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._bytes = 0
+        self._nbytes = 0
         self.failed = False
 
     def advance(self, nbytes: int) -> None:
         """The first ``nbytes`` are in place."""
         with self._changed:
-            self._bytes = nbytes
+            self._nbytes = nbytes
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """There will be no more."""
+        """The copy has failed: no more bytes will follow."""
         with self._changed:
             self.failed = True
             self._changed.notify_all()
 
-    def beyond(self, known: int, timeout_s: float | None = None) -> int:
-        """Wait until there are more than ``known``, or there will be no more, or it is too late;
-        how many there are.
-        """
+    def wait_for_more(self, known: int, timeout_s: float | None = None) -> int:
+        """Wait for more than ``known`` bytes, a failure, or ``timeout_s``; return how many."""
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes > known or self.failed, timeout_s)
-            return self._bytes
+            self._changed.wait_for(lambda: self._nbytes > known or self.failed, timeout_s)
+            return self._nbytes
 
 
-class Arriving:
-    """The writer's view of a buffer: ``lines`` tell how far it is. A slice of it is a file, whose
-    slices wait.
-    """
+class FillingBuffer:
+    """The writer's view of a host buffer that is being filled; a slice of it is a file."""
 
     def __init__(self, data: memoryview, lines: Iterator[str]) -> None:
-        self._data, self._lines, self._filled = data, lines, 0
+        """``lines``: progress lines of the rank."""
+        self._data = data
+        self._lines = lines
+        self._filled = 0
 
-    def __getitem__(self, part: slice) -> ArrivingFile:
-        first, last, _ = part.indices(len(self._data))
-        return ArrivingFile(self, first, last - first)
+    def __getitem__(self, part: slice) -> FillingFile:
+        start, end, _ = part.indices(len(self._data))
+        return FillingFile(self, start, end - start)
 
-    def bytes(self, first: int, last: int) -> memoryview:
-        """Those from ``first`` to ``last``, once they are in place. Raises EOFError when the rank
-        is gone.
+    def wait_for(self, start: int, end: int) -> memoryview:
+        """The bytes from ``start`` to ``end``, once they are in place.
+
+        Raises EOFError when the rank is gone.
         """
-        while self._filled < last:
+        while self._filled < end:
             line = next(self._lines, None)
             if line is None:
                 raise EOFError("the rank is gone")
             self._filled = json.loads(line)[KEY]
-        return self._data[first:last]
+        return self._data[start:end]
 
 
-class ArrivingFile:
-    """Bytes of one file; a slice of them waits until it is in place."""
+class FillingFile:
+    """Bytes of one file in a ``FillingBuffer``: taking a slice waits until it is in place."""
 
-    def __init__(self, whole: Arriving, start: int, length: int) -> None:
-        self._whole, self._start, self._length = whole, start, length
+    def __init__(self, buffer: FillingBuffer, start: int, length: int) -> None:
+        self._buffer = buffer
+        self._start = start
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, part: slice) -> memoryview:
-        first, last, _ = part.indices(self._length)
-        return self._whole.bytes(self._start + first, self._start + last)
+        start, end, _ = part.indices(self._length)
+        return self._buffer.wait_for(self._start + start, self._start + end)
 
 
-def line_of(nbytes: int) -> bytes:
-    """What tells the writer that the first ``nbytes`` are in place."""
+def progress_line(nbytes: int) -> bytes:
+    """The line that tells the writer that the first ``nbytes`` are in place."""
     return json.dumps({KEY: nbytes}).encode() + b"\n"
 
 
-def until_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines before the empty one. The end of the input comes later than that while processes
-    that the rank forked hold its end of the pipe too.
+def lines_until_end(lines: Iterable[str]) -> Iterator[str]:
+    """The lines before ``END``.
+
+    The input itself ends later while processes that the rank forked hold its end of the pipe, too.
     """
     for line in lines:
         if not line.strip():
@@ -98,7 +103,7 @@ def until_end(lines: Iterable[str]) -> Iterator[str]:
 
 
 def jobs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The jobs among the writer's lines; what still tells of a job that has failed is skipped."""
+    """The jobs among the writer's input lines; progress lines of a failed job are skipped."""
     for line in lines:
         message = json.loads(line)
         if KEY not in message:

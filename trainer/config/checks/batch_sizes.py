@@ -1,5 +1,4 @@
 """The algebra of batch sizes and parallel sizes: what follows from them, and what doesn't divide.
-Pure functions.
 
 Symbols: tp, pp, cp (or Ulysses sp), dp are the sizes of tensor, pipeline, context (sequence) and
 data parallelism; world = tp * pp * cp * dp. Experts (ep) are spread inside the data-parallel ranks
@@ -12,10 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from trainer.config.schema import Config
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The inputs."""
+    """Batch sizes and parallel sizes as they are set."""
 
     world: int
     """Ranks of all machines."""
@@ -41,10 +42,25 @@ class Sizes:
     experts: int | None = None
     """Experts of a layer; None or 0: a dense model."""
 
+    @classmethod
+    def from_config(cls, config: Config) -> Sizes:
+        """The sizes of a run, without those of its model, which are not known yet."""
+        actor = config.actor_rollout_ref.actor
+        is_rl = config.trainer.mode == "rl"
+        return cls(
+            world=config.trainer.nnodes * config.trainer.n_gpus_per_node,
+            train_batch_size=config.data.train_batch_size,
+            ppo_mini_batch_size=actor.ppo_mini_batch_size,
+            micro_batch_size=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            n=config.actor_rollout_ref.rollout.n if is_rl else 1,
+            ppo_epochs=actor.ppo_epochs,
+            cp=actor.ulysses_sequence_parallel_size,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Derived:
-    """What follows from sizes that divide."""
+class DerivedSizes:
+    """What follows from ``Sizes`` that divide."""
 
     dp: int
     """Data-parallel ranks."""
@@ -58,20 +74,20 @@ class Derived:
     """Static micro-batches of an optimizer step; None when they are cut by tokens."""
 
     def least_accumulation(self, mean_tokens: float, budget: int) -> int:
-        """Fewest micro-batches of an optimizer step of a rank under ``budget`` tokens;
-        ``mean_tokens`` a sequence.
+        """Fewest micro-batches of an optimizer step of a rank: ``budget`` tokens each, sequences of
+        ``mean_tokens`` tokens.
         """
         return max(1, ceil(self.mini_per_rank * mean_tokens / budget))
 
 
-def derive(sizes: Sizes) -> Derived:
+def derive(sizes: Sizes) -> DerivedSizes:
     """The derived sizes. Raises ValueError with every violation, one a line."""
     problems = violations(sizes)
     if problems:
         raise ValueError("\n".join(problems))
     dp = sizes.world // (sizes.tp * sizes.pp * sizes.cp)
     per_rank = sizes.ppo_mini_batch_size * sizes.n // dp
-    return Derived(
+    return DerivedSizes(
         dp=dp,
         samples=sizes.train_batch_size * sizes.n,
         mini_per_rank=per_rank,
@@ -83,12 +99,13 @@ def derive(sizes: Sizes) -> Derived:
 def violations(sizes: Sizes) -> list[str]:
     """Everything that does not divide: inputs, derived values, nearest valid values."""
     found = []
-    train, mini = sizes.train_batch_size, sizes.ppo_mini_batch_size
+    train = sizes.train_batch_size
+    mini = sizes.ppo_mini_batch_size
     if mini > train:
         found.append(
             f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} is more than "
-            f"data.train_batch_size={train}; "
-            f"set ppo_mini_batch_size={train} or less, or train_batch_size={mini} or more"
+            f"data.train_batch_size={train}; set ppo_mini_batch_size={train} or less, or "
+            f"train_batch_size={mini} or more"
         )
     elif train % mini:
         found.append(
@@ -134,19 +151,16 @@ def _data_parallel(sizes: Sizes) -> list[str]:
             f"(dp = {sizes.world / shards:.2f}); nearest valid: "
             f"world={_join(_multiples(sizes.world, shards))}"
         ]
-    dp, mini, n, micro = (
-        sizes.world // shards,
-        sizes.ppo_mini_batch_size,
-        sizes.n,
-        sizes.micro_batch_size,
-    )
+    dp = sizes.world // shards
+    mini = sizes.ppo_mini_batch_size
+    n = sizes.n
+    micro = sizes.micro_batch_size
     samples = mini * n
     if samples % dp:
         valid = _near(mini, lambda m: m * n % dp == 0)
         return [
             f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} times rollout.n={n} = {samples} "
-            "sequences "
-            f"don't divide over dp={dp} ranks ({samples / dp:.2f} each); "
+            f"sequences don't divide over dp={dp} ranks ({samples / dp:.2f} each); "
             f"nearest valid: ppo_mini_batch_size={_join(valid)}"
         ]
     if micro is not None and samples // dp % micro:

@@ -6,43 +6,52 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.schema import Config
+from trainer.config.schema.base import Budget
+
+_ACTOR = "actor_rollout_ref.actor"
 
 
 @dataclass(frozen=True)
 class Role:
-    """A role's keys and values for its micro-batches."""
+    """The keys and values by which a role's micro-batches are cut."""
 
-    switch_key: str
+    dynamic_key: str
     dynamic: bool
+    """Whether they are cut by tokens."""
+    budget_key: str
+    budget: Budget
+    """Most tokens of a micro-batch of a rank."""
     micro_key: str
     micro: int | None
-    budgets: dict[str, int | list[int] | str]
-    """Key -> token budget."""
+    """Sequences of a micro-batch, when they are cut by count."""
 
 
 def roles_of(config: Config) -> list[Role]:
     """The roles that run, the actor first."""
-    ref = config.actor_rollout_ref
+    actor = config.actor_rollout_ref.actor
     roles = [
         Role(
-            "actor_rollout_ref.actor.use_dynamic_bsz",
-            ref.actor.use_dynamic_bsz,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-            ref.actor.ppo_micro_batch_size_per_gpu,
-            {
-                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": ref.actor.ppo_max_token_len_per_gpu
-            },
+            dynamic_key=f"{_ACTOR}.use_dynamic_bsz",
+            dynamic=actor.use_dynamic_bsz,
+            budget_key=f"{_ACTOR}.ppo_max_token_len_per_gpu",
+            budget=actor.ppo_max_token_len_per_gpu,
+            micro_key=f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+            micro=actor.ppo_micro_batch_size_per_gpu,
         )
     ]
-    for name, part in (("ref", ref.ref), ("rollout", ref.rollout)):
-        key = f"actor_rollout_ref.{name}.log_prob"
+    for name, section in (
+        ("ref", config.actor_rollout_ref.ref),
+        ("rollout", config.actor_rollout_ref.rollout),
+    ):
+        prefix = f"actor_rollout_ref.{name}.log_prob"
         roles.append(
             Role(
-                f"{key}_use_dynamic_bsz",
-                part.log_prob_use_dynamic_bsz,
-                f"{key}_micro_batch_size_per_gpu",
-                part.log_prob_micro_batch_size_per_gpu,
-                {f"{key}_max_token_len_per_gpu": part.log_prob_max_token_len_per_gpu},
+                dynamic_key=f"{prefix}_use_dynamic_bsz",
+                dynamic=section.log_prob_use_dynamic_bsz,
+                budget_key=f"{prefix}_max_token_len_per_gpu",
+                budget=section.log_prob_max_token_len_per_gpu,
+                micro_key=f"{prefix}_micro_batch_size_per_gpu",
+                micro=section.log_prob_micro_batch_size_per_gpu,
             )
         )
     return roles
@@ -53,54 +62,54 @@ def budget_checks(config: Config) -> list[str]:
     twice.
     """
     actor, *others = roles_of(config)
-    found = [*_one_of_two(actor), *_large_enough(actor, config), *_list_lengths(actor, config)]
+    found = [*_tokens_or_count(actor), *_budget_problems(actor, config)]
     for role in others:
         if (role.dynamic, role.micro) != (actor.dynamic, actor.micro):
-            found += _one_of_two(role)
-        if (
-            list(role.budgets.values()) != list(actor.budgets.values())
-            or role.dynamic != actor.dynamic
-        ):
-            found += [*_large_enough(role, config), *_list_lengths(role, config)]
+            found += _tokens_or_count(role)
+        if (role.dynamic, role.budget) != (actor.dynamic, actor.budget):
+            found += _budget_problems(role, config)
     return found
 
 
-def _one_of_two(role: Role) -> Iterator[str]:
+def _tokens_or_count(role: Role) -> Iterator[str]:
     if role.dynamic and role.micro is not None:
         yield (
-            f"{role.switch_key}=true and {role.micro_key}={role.micro} exclude each other: "
-            "micro-batches are "
-            f"cut by tokens or by count; set {role.micro_key}=null, or {role.switch_key}=false"
+            f"{role.dynamic_key}=true and {role.micro_key}={role.micro} exclude each other: "
+            "micro-batches are cut by tokens or by count; set "
+            f"{role.micro_key}=null, or {role.dynamic_key}=false"
         )
     if not role.dynamic and role.micro is None:
-        yield f"{role.switch_key}=false needs {role.micro_key}; set it to a number such as 8"
+        yield f"{role.dynamic_key}=false needs {role.micro_key}; set it to a number such as 8"
+
+
+def _budget_problems(role: Role, config: Config) -> Iterator[str]:
+    yield from _large_enough(role, config)
+    yield from _one_per_rank(role, config)
 
 
 def _large_enough(role: Role, config: Config) -> Iterator[str]:
-    data, sp = config.data, config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    longest = data.max_prompt_length + data.max_response_length
-    for key, budget in role.budgets.items():
-        if not role.dynamic or isinstance(budget, str):
-            continue
-        least = (min(budget) if isinstance(budget, list) else budget) * sp
-        if least < longest:
-            times = f" times ulysses_sequence_parallel_size={sp}" if sp > 1 else ""
-            yield (
-                f"{key}={budget}{times} holds fewer tokens than one sequence may have: "
-                "data.max_prompt_length="
-                f"{data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-                f"{longest}; "
-                f"set {key}={-(-longest // sp)} or more, or lower data.max_response_length"
-            )
+    if not role.dynamic or isinstance(role.budget, str):
+        return
+    sp = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest = prompt + response
+    smallest = min(role.budget) if isinstance(role.budget, list) else role.budget
+    if smallest * sp < longest:
+        times = f" times ulysses_sequence_parallel_size={sp}" if sp > 1 else ""
+        yield (
+            f"{role.budget_key}={role.budget}{times} holds fewer tokens than one sequence may "
+            f"have: data.max_prompt_length={prompt} + data.max_response_length={response} = "
+            f"{longest}; set {role.budget_key}={-(-longest // sp)} or more, or lower "
+            "data.max_response_length"
+        )
 
 
-def _list_lengths(role: Role, config: Config) -> Iterator[str]:
-    world = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    for key, budget in role.budgets.items():
-        if isinstance(budget, list) and len(budget) != world:
-            yield (
-                f"{key} lists {len(budget)} budgets for {world} rank(s) "
-                f"(trainer.nnodes={config.trainer.nnodes} * "
-                f"n_gpus_per_node={config.trainer.n_gpus_per_node}); give one number per rank, or "
-                "one for all"
-            )
+def _one_per_rank(role: Role, config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    world = trainer.nnodes * trainer.n_gpus_per_node
+    if isinstance(role.budget, list) and len(role.budget) != world:
+        yield (
+            f"{role.budget_key} lists {len(role.budget)} budgets for {world} rank(s) "
+            f"(trainer.nnodes={trainer.nnodes} * n_gpus_per_node={trainer.n_gpus_per_node}); give "
+            "one number per rank, or one for all"
+        )

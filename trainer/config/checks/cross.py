@@ -1,4 +1,4 @@
-"""Checks across keys, each with its fix. Pure: a Config in, messages out."""
+"""Checks across keys. ``cross_checks`` runs those of this file and of its neighbours."""
 
 from __future__ import annotations
 
@@ -7,54 +7,36 @@ from itertools import pairwise
 
 from trainer.config.checks.batch_sizes import Sizes, violations
 from trainer.config.checks.budgets import budget_checks
-from trainer.config.checks.no_effect import unread_problems
+from trainer.config.checks.no_effect import no_effect_problems
 from trainer.config.checks.rollout import rollout_problems
-from trainer.config.keys.tree import written
 from trainer.config.schema import Config
-from trainer.config.schema.trainer import better
+from trainer.config.schema.trainer import default_best_mode
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-_LORA = {"lora_alpha": 16, "target_modules": "all-linear"}
-"""What only LoRA reads, and the value that means nothing."""
-
 
 def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
     """Everything that contradicts something else, or that is not built, each message with its
-    fix.
+    fix. ``complete=False`` lets data and model be missing.
     """
     found = [
         *_sources(config, complete),
         *_not_built(config),
+        *_contents_of_checkpoints(config),
         *_sampling(config),
         *rollout_problems(config),
-        *unread_problems(config),
+        *no_effect_problems(config),
         *budget_checks(config),
-        *violations(sizes_of(config)),
+        *violations(Sizes.from_config(config)),
         *_engine(config),
         *_reference(config),
-        *_lora(config),
         *_machines(config),
         *_resuming(config),
+        *_best_checkpoint(config),
     ]
     return list(dict.fromkeys(found))
-
-
-def sizes_of(config: Config) -> Sizes:
-    """The inputs of the batch algebra."""
-    actor = config.actor_rollout_ref.actor
-    rl = config.trainer.mode == "rl"
-    return Sizes(
-        world=config.trainer.nnodes * config.trainer.n_gpus_per_node,
-        train_batch_size=config.data.train_batch_size,
-        ppo_mini_batch_size=actor.ppo_mini_batch_size,
-        micro_batch_size=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-        n=config.actor_rollout_ref.rollout.n if rl else 1,
-        ppo_epochs=actor.ppo_epochs,
-        cp=actor.ulysses_sequence_parallel_size,
-    )
 
 
 def _sources(config: Config, complete: bool) -> Iterator[str]:
@@ -67,20 +49,27 @@ def _sources(config: Config, complete: bool) -> Iterator[str]:
     if data.task is None and data.train_files is None and not trainer.val_only:
         yield "nothing to train on: set data.task=arithmetic, or data.train_files=FILE.jsonl"
     if data.task is None and data.val_files is None and (trainer.val_only or trainer.test_freq > 0):
-        why = (
-            "trainer.val_only=true"
-            if trainer.val_only
-            else f"trainer.test_freq={trainer.test_freq}"
+        validates = f"trainer.test_freq={trainer.test_freq}"
+        if trainer.val_only:
+            validates = "trainer.val_only=true"
+        yield (
+            f"{validates}, but there is nothing to validate on: set data.val_files=FILE.jsonl, or "
+            "trainer.test_freq=-1"
         )
-        yield f"{why}, but there is nothing to validate on: set data.val_files=FILE.jsonl, or trainer.test_freq=-1"
     if config.actor_rollout_ref.model.path is None:
-        yield "no model: set actor_rollout_ref.model.path to a folder, a hub id, builtin:tiny or builtin:smollm2"
+        yield (
+            "no model: set actor_rollout_ref.model.path to a folder, a hub id, builtin:tiny or "
+            "builtin:smollm2"
+        )
 
 
 def _not_built(config: Config) -> Iterator[str]:
-    ref, trainer = config.actor_rollout_ref, config.trainer
+    ref = config.actor_rollout_ref
     if ref.model.trust_remote_code:
-        yield "actor_rollout_ref.model.trust_remote_code=true: code that comes with a model isn't run; set it to false"
+        yield (
+            "actor_rollout_ref.model.trust_remote_code=true: code that comes with a model isn't "
+            "run; set it to false"
+        )
     if not ref.hybrid_engine:
         yield (
             "actor_rollout_ref.hybrid_engine=false: actor, rollout and reference share a process; "
@@ -89,61 +78,81 @@ def _not_built(config: Config) -> Iterator[str]:
     if ref.actor.ulysses_sequence_parallel_size > 1:
         yield (
             f"{_ACTOR}.ulysses_sequence_parallel_size={ref.actor.ulysses_sequence_parallel_size}: "
-            "sequence parallelism "
-            "is not built yet; set it to 1"
+            "sequence parallelism is not built yet; set it to 1"
         )
     if config.algorithm.adv_estimator == "gae" or config.critic.enable:
         key = "critic.enable=true" if config.critic.enable else "algorithm.adv_estimator=gae"
-        yield f"{key} needs a value model, which is not built yet; set critic.enable=null algorithm.adv_estimator=grpo"
+        yield (
+            f"{key} needs a value model, which is not built yet; set critic.enable=null "
+            "algorithm.adv_estimator=grpo"
+        )
     if config.reward_model.enable:
-        yield "reward_model.enable=true: reward models are not built yet; set it to false, use custom_reward_function"
+        yield (
+            "reward_model.enable=true: reward models are not built yet; set it to false, use "
+            "custom_reward_function"
+        )
     if not config.data.use_packed_dataset:
-        yield "data.use_packed_dataset=false: batches are always ragged, without padding; set it to true"
-    if not trainer.checkpoint.atomic_save:
-        yield "trainer.checkpoint.atomic_save=false: checkpoints are always published in one step; set it to true"
-    if "hf_model" in ref.actor.checkpoint.save_contents:
+        yield (
+            "data.use_packed_dataset=false: batches are always ragged, without padding; set it to "
+            "true"
+        )
+
+
+def _contents_of_checkpoints(config: Config) -> Iterator[str]:
+    if not config.trainer.checkpoint.atomic_save:
+        yield (
+            "trainer.checkpoint.atomic_save=false: checkpoints are always published in one step; "
+            "set it to true"
+        )
+    contents = config.actor_rollout_ref.actor.checkpoint.save_contents
+    if "hf_model" in contents:
         yield (
             f"{_ACTOR}.checkpoint.save_contents: hf_model is not part of a checkpoint; leave it "
-            "out and set "
-            "trainer.export_hf=true"
+            "out and set trainer.export_hf=true"
         )
-    missing = [
-        c for c in ("model", "optimizer", "extra") if c not in ref.actor.checkpoint.save_contents
-    ]
+    missing = [part for part in ("model", "optimizer", "extra") if part not in contents]
     if missing:
         yield (
             f"{_ACTOR}.checkpoint.save_contents lacks {', '.join(missing)}: a run could not "
-            "continue from it; "
-            "set [model,optimizer,extra]"
+            "continue from it; set [model,optimizer,extra]"
         )
 
 
 def _sampling(config: Config) -> Iterator[str]:
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    for name, of in (
-        ("prompt_length", "max_prompt_length"),
-        ("response_length", "max_response_length"),
+    for key, source, value, expected in (
+        ("prompt_length", "max_prompt_length", rollout.prompt_length, data.max_prompt_length),
+        (
+            "response_length",
+            "max_response_length",
+            rollout.response_length,
+            data.max_response_length,
+        ),
     ):
-        if getattr(rollout, name) != getattr(data, of):
+        if value != expected:
             yield (
-                f"{_ROLLOUT}.{name}={getattr(rollout, name)} differs from "
-                f"data.{of}={getattr(data, of)}; set data.{of} "
-                "only, the other follows"
+                f"{_ROLLOUT}.{key}={value} differs from data.{source}={expected}; set "
+                f"data.{source} only, the other follows"
             )
     val = rollout.val_kwargs
     if val.n > 1 and (not val.do_sample or val.temperature == 0):
         yield (
             f"{_ROLLOUT}.val_kwargs.n={val.n} would be {val.n} equal answers; set "
-            "val_kwargs.do_sample=true and "
-            "val_kwargs.temperature=1.0, or n=1"
+            "val_kwargs.do_sample=true and val_kwargs.temperature=1.0, or n=1"
         )
     if config.trainer.mode != "rl":
         return
     name = config.algorithm.adv_estimator
     if rollout.n < 2 and name in ("grpo", "rloo"):
-        yield f"{_ROLLOUT}.n={rollout.n}: {name} compares responses of one prompt; set {_ROLLOUT}.n to 2 or more"
+        yield (
+            f"{_ROLLOUT}.n={rollout.n}: {name} compares responses of one prompt; set {_ROLLOUT}.n "
+            "to 2 or more"
+        )
     if not rollout.do_sample and not config.trainer.val_only:
-        yield f"{_ROLLOUT}.do_sample=false: without sampling there is nothing to learn from; set it to true"
+        yield (
+            f"{_ROLLOUT}.do_sample=false: without sampling there is nothing to learn from; set it "
+            "to true"
+        )
 
 
 def _engine(config: Config) -> Iterator[str]:
@@ -155,70 +164,62 @@ def _engine(config: Config) -> Iterator[str]:
     if actor.zero_stage == 0 and actor.mixed_precision != "fp32":
         yield (
             f"{_ACTOR}.zero_stage=0 with mixed_precision={actor.mixed_precision}: set "
-            f"{_ACTOR}.zero_stage=1 (the same "
-            "result, the fp32 state sharded), or mixed_precision=fp32"
+            f"{_ACTOR}.zero_stage=1 (the same result, the fp32 state sharded), or "
+            "mixed_precision=fp32"
         )
     if actor.grad_offload and not actor.optimizer_offload:
-        yield f"{_ACTOR}.grad_offload=true goes with {_ACTOR}.optimizer_offload=true; set both, or neither"
-    if actor.optim.lr_warmup_steps is not None and actor.optim.lr_warmup_steps_ratio > 0:
         yield (
-            f"{_ACTOR}.optim.lr_warmup_steps={actor.optim.lr_warmup_steps} and "
-            "lr_warmup_steps_ratio="
-            f"{actor.optim.lr_warmup_steps_ratio} are both set; set lr_warmup_steps=null or "
+            f"{_ACTOR}.grad_offload=true goes with {_ACTOR}.optimizer_offload=true; set both, or "
+            "neither"
+        )
+    optim = actor.optim
+    if optim.lr_warmup_steps is not None and optim.lr_warmup_steps_ratio > 0:
+        yield (
+            f"{_ACTOR}.optim.lr_warmup_steps={optim.lr_warmup_steps} and lr_warmup_steps_ratio="
+            f"{optim.lr_warmup_steps_ratio} are both set; set lr_warmup_steps=null or "
             "lr_warmup_steps_ratio=0"
         )
-    steps = actor.bucket_boundaries
-    if any(b <= a for a, b in pairwise(steps)):
-        yield f"{_ACTOR}.bucket_boundaries={steps} must rise; set {sorted(set(steps))}"
+    boundaries = actor.bucket_boundaries
+    if any(upper <= lower for lower, upper in pairwise(boundaries)):
+        yield f"{_ACTOR}.bucket_boundaries={boundaries} must rise; set {sorted(set(boundaries))}"
 
 
 def _reference(config: Config) -> Iterator[str]:
-    used = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
     interval = config.actor_rollout_ref.ref.ema_interval
-    if interval is not None and not (used and config.trainer.mode == "rl"):
+    if interval is None:
+        return
+    has_kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if not has_kl or config.trainer.mode != "rl":
         yield (
             f"actor_rollout_ref.ref.ema_interval={interval}, but no reference is used: "
             f"set {_ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or "
             "ema_interval=null"
         )
-
-
-def _lora(config: Config) -> Iterator[str]:
-    model, interval = config.actor_rollout_ref.model, config.actor_rollout_ref.ref.ema_interval
-    if model.lora_rank == 0:
-        for key, default in _LORA.items():
-            if (value := getattr(model, key)) != default:
-                yield (
-                    f"{_MODEL}.{key}={written(value)}, but {_MODEL}.lora_rank=0 trains all "
-                    "weights: set lora_rank to "
-                    f"8, 16 or more, or leave {key} out"
-                )
-    elif interval is not None:
+    lora_rank = config.actor_rollout_ref.model.lora_rank
+    if lora_rank > 0:
         yield (
-            f"actor_rollout_ref.ref.ema_interval={interval} with "
-            f"{_MODEL}.lora_rank={model.lora_rank}: the reference "
-            "of LoRA is the model without its adapters and cannot move; set ema_interval=null, or "
-            "lora_rank=0"
+            f"actor_rollout_ref.ref.ema_interval={interval} with {_MODEL}.lora_rank={lora_rank}: "
+            "the reference of LoRA is the model without its adapters and cannot move; set "
+            "ema_interval=null, or lora_rank=0"
         )
 
 
 def _machines(config: Config) -> Iterator[str]:
     trainer = config.trainer
-    nodes = trainer.process_on_nodes
-    if nodes is None:
+    ranks = trainer.process_on_nodes
+    if ranks is None:
         return
-    good = ",".join([str(trainer.n_gpus_per_node)] * trainer.nnodes)
-    if len(nodes) != trainer.nnodes:
+    equal = ",".join([str(trainer.n_gpus_per_node)] * trainer.nnodes)
+    if len(ranks) != trainer.nnodes:
         yield (
-            f"trainer.process_on_nodes has {len(nodes)} numbers for "
-            f"trainer.nnodes={trainer.nnodes} machines; "
-            f"set trainer.process_on_nodes=[{good}]"
+            f"trainer.process_on_nodes has {len(ranks)} numbers for "
+            f"trainer.nnodes={trainer.nnodes} machines; set trainer.process_on_nodes=[{equal}]"
         )
-    elif any(count != trainer.n_gpus_per_node for count in nodes):
+    elif any(count != trainer.n_gpus_per_node for count in ranks):
         yield (
-            f"trainer.process_on_nodes={nodes} differs from "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: every "
-            f"machine runs equally many ranks; set trainer.process_on_nodes=[{good}]"
+            f"trainer.process_on_nodes={ranks} differs from "
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: every machine runs equally many "
+            f"ranks; set trainer.process_on_nodes=[{equal}]"
         )
 
 
@@ -227,13 +228,21 @@ def _resuming(config: Config) -> Iterator[str]:
     if trainer.resume_mode == "path" and trainer.resume_from_path is None:
         yield "trainer.resume_mode=path needs trainer.resume_from_path=FOLDER/step_N"
     if trainer.resume_mode != "path" and trainer.resume_from_path is not None:
-        yield f"trainer.resume_from_path is set, but trainer.resume_mode={trainer.resume_mode}; set resume_mode=path"
-    keep = trainer.checkpoint
-    if keep.best_mode is not None and keep.best_metric is None:
-        yield f"trainer.checkpoint.best_mode={keep.best_mode}, but of what? Set trainer.checkpoint.best_metric as well"
-    if keep.best_metric is not None and keep.best_mode is None and better(keep.best_metric) is None:
         yield (
-            f"trainer.checkpoint.best_metric={keep.best_metric}: is more of it better, or less? "
-            "Set "
+            f"trainer.resume_from_path is set, but trainer.resume_mode={trainer.resume_mode}; set "
+            "resume_mode=path"
+        )
+
+
+def _best_checkpoint(config: Config) -> Iterator[str]:
+    metric, mode = config.trainer.checkpoint.best_metric, config.trainer.checkpoint.best_mode
+    if mode is not None and metric is None:
+        yield (
+            f"trainer.checkpoint.best_mode={mode}, but of what? Set trainer.checkpoint.best_metric "
+            "as well"
+        )
+    if metric is not None and mode is None and default_best_mode(metric) is None:
+        yield (
+            f"trainer.checkpoint.best_metric={metric}: is more of it better, or less? Set "
             "trainer.checkpoint.best_mode=max or min"
         )

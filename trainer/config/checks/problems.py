@@ -1,13 +1,15 @@
-"""Says in words what is wrong with keys."""
+"""Many messages become one error. Does not import the schema."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainer.base.errors import UserError
-from trainer.config.keys import tree as keys
 from trainer.config.keys import verl
+from trainer.config.keys.tree import nearest_key
 
 
-def as_error(problems: list[str]) -> UserError:
+def settings_error(problems: Sequence[str]) -> UserError:
     """One UserError that lists every problem."""
     if len(problems) == 1:
         return UserError(problems[0])
@@ -16,20 +18,20 @@ def as_error(problems: list[str]) -> UserError:
     )
 
 
-def raise_all(problems: list[str]) -> None:
-    """Raise ``as_error`` unless there is no problem."""
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raise one UserError that lists every problem, unless there is none."""
     if problems:
-        raise as_error(problems)
+        raise settings_error(problems)
 
 
 def unknown_key(key: str) -> str:
-    """The message for a key that is no setting: the reason when verl has it, else the nearest known
-    key.
+    """The message for a key that is no setting: the reason when it is one of verl's, otherwise the
+    nearest known key.
     """
-    reason = verl.reason_against(key)
+    reason = verl.unsupported_reason(key)
     if reason:
         return f"{key} is not supported: {reason}"
-    near = keys.nearest_key(key)
+    near = nearest_key(key)
     return f"unknown key {key}" + (
         f"; did you mean {near}?" if near else "; docs/config.md lists all keys"
     )

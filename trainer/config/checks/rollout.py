@@ -6,60 +6,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.config.keys import dotted
+from trainer.config.keys.fields import marked
+from trainer.config.keys.tree import default_of
 from trainer.config.schema import Config
+from trainer.config.schema.markers import READ_BY_VLLM, ReadBy
 from trainer.config.schema.rollout import Rollout
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-_VLLM = {
-    "gpu_memory_utilization": 0.85,
-    "tensor_model_parallel_size": 1,
-    "enable_chunked_prefill": True,
-}
-"""What only vLLM reads, and the value that means nothing."""
-_SERVER = {"timeout_s": 300.0, "max_restarts": 3, "one_step_off": False, "nnodes": 0}
-"""What only an engine with processes of its own reads."""
-
 
 def rollout_problems(config: Config) -> Iterator[str]:
-    """One line for each setting that would not do what it says."""
+    """One message for each setting that the engine does not read, or that contradicts another."""
     rollout = config.actor_rollout_ref.rollout
-    yield from _unread(config, rollout)
-    yield from _shared(config, rollout)
+    yield from _read_by_another_engine(config, rollout)
+    yield from _shared_engine(config, rollout)
     yield from _agent(rollout)
     if config.trainer.mode == "rl":
         yield from _staleness(config, rollout)
 
 
-def _unread(config: Config, rollout: Rollout) -> Iterator[str]:
-    if rollout.name == "hf":
-        for key, default in _VLLM.items():
-            if (value := getattr(rollout, key)) != default:
-                yield f"{_ROLLOUT}.{key}={value} is read by vllm only; set {_ROLLOUT}.name=vllm, or leave it out"
-        budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-        if rollout.max_num_batched_tokens != budget:
+def _read_by_another_engine(config: Config, rollout: Rollout) -> Iterator[str]:
+    values = config.model_dump()
+    for key, reader in marked(ReadBy):
+        value = dotted.get(values, key)
+        if rollout.name in reader.engines or value == default_of(key):
+            continue
+        if reader == READ_BY_VLLM:
+            yield f"{key}={value} is read by vllm only; set {_ROLLOUT}.name=vllm, or leave it out"
+        else:
             yield (
-                f"{_ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is read by "
-                "vllm only; set "
-                f"{_ROLLOUT}.name=vllm, or leave it out"
+                f"{key}={value} is for an engine with processes of its own; set "
+                f"{_ROLLOUT}.name=vllm_server, or leave it out"
             )
-    if rollout.name != "vllm_server":
-        for key, default in _SERVER.items():
-            if (value := getattr(rollout, key)) != default:
-                yield (
-                    f"{_ROLLOUT}.{key}={value} is for an engine with processes of its own; set "
-                    f"{_ROLLOUT}.name=vllm_server, or leave it out"
-                )
-        if rollout.server.replicas != 1:
-            yield (
-                f"{_ROLLOUT}.server.replicas={rollout.server.replicas}, but "
-                f"{_ROLLOUT}.name={rollout.name} starts no "
-                "server; set name=vllm_server"
-            )
+    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    if rollout.name == "hf" and rollout.max_num_batched_tokens != budget:
+        yield (
+            f"{_ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is read by vllm "
+            f"only; set {_ROLLOUT}.name=vllm, or leave it out"
+        )
+    if rollout.name != "vllm_server" and rollout.server.replicas != 1:
+        yield (
+            f"{_ROLLOUT}.server.replicas={rollout.server.replicas}, but "
+            f"{_ROLLOUT}.name={rollout.name} starts no server; set name=vllm_server"
+        )
 
 
-def _shared(config: Config, rollout: Rollout) -> Iterator[str]:
-    size, ranks = rollout.tensor_model_parallel_size, config.trainer.n_gpus_per_node
+def _shared_engine(config: Config, rollout: Rollout) -> Iterator[str]:
+    """An engine in the trainer's process that several ranks share."""
+    size = rollout.tensor_model_parallel_size
+    ranks = config.trainer.n_gpus_per_node
     if rollout.name != "vllm" or size == 1:
         return
     key = f"{_ROLLOUT}.tensor_model_parallel_size={size}"
@@ -72,23 +68,27 @@ def _shared(config: Config, rollout: Rollout) -> Iterator[str]:
     if rollout.agent.name is not None:
         yield (
             f"{key} with {_ROLLOUT}.agent.name={rollout.agent.name}: ranks that share an engine "
-            "generate in step, and "
-            f"turns are as many as they come; set {_ROLLOUT}.name=vllm_server, or "
-            "tensor_model_parallel_size=1"
+            f"generate in step, and turns are as many as they come; set {_ROLLOUT}.name="
+            "vllm_server, or tensor_model_parallel_size=1"
         )
 
 
 def _agent(rollout: Rollout) -> Iterator[str]:
     agent = rollout.agent
-    if agent.name is None and agent.path is not None:
-        yield f"{_ROLLOUT}.agent.path={agent.path} needs {_ROLLOUT}.agent.name, the class in it"
-    if agent.name is not None and agent.max_turns < 2:
-        yield f"{_ROLLOUT}.agent.max_turns=1 leaves the agent no turn to answer; set 2 or more, or agent.name=null"
-    if agent.name is not None and agent.max_observation_length >= rollout.response_length:
+    if agent.name is None:
+        if agent.path is not None:
+            yield f"{_ROLLOUT}.agent.path={agent.path} needs {_ROLLOUT}.agent.name, the class in it"
+        return
+    if agent.max_turns < 2:
+        yield (
+            f"{_ROLLOUT}.agent.max_turns=1 leaves the agent no turn to answer; set 2 or more, or "
+            "agent.name=null"
+        )
+    if agent.max_observation_length >= rollout.response_length:
         yield (
             f"{_ROLLOUT}.agent.max_observation_length={agent.max_observation_length} fills the "
-            "whole response of "
-            f"{rollout.response_length} tokens; lower it, or raise data.max_response_length"
+            f"whole response of {rollout.response_length} tokens; lower it, or raise "
+            "data.max_response_length"
         )
 
 
@@ -97,19 +97,16 @@ def _staleness(config: Config, rollout: Rollout) -> Iterator[str]:
     if rollout.one_step_off and lag < 1:
         yield (
             f"{_ROLLOUT}.one_step_off=true trains on responses of the weights before: set "
-            "algorithm.max_staleness=1 to "
-            "allow that"
+            "algorithm.max_staleness=1 to allow that"
         )
     if lag and rollout.over_sampling == 1.0 and not rollout.one_step_off:
         yield (
             f"algorithm.max_staleness={lag} does nothing here: every response is drawn by the "
-            "newest weights. Set "
-            f"{_ROLLOUT}.over_sampling above 1, {_ROLLOUT}.one_step_off=true (vllm_server), or "
-            "max_staleness=0"
+            f"newest weights. Set {_ROLLOUT}.over_sampling above 1, {_ROLLOUT}.one_step_off=true "
+            "(vllm_server), or max_staleness=0"
         )
     if lag and not rollout.calculate_log_probs:
         yield (
             f"algorithm.max_staleness={lag} needs the log-probs under which older tokens were "
-            "drawn: set "
-            f"{_ROLLOUT}.calculate_log_probs=true"
+            f"drawn: set {_ROLLOUT}.calculate_log_probs=true"
         )

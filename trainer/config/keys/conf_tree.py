@@ -1,4 +1,4 @@
-"""Where the Hydra tree lies and what its groups are. Standard library only."""
+"""Where the Hydra tree ``conf/`` lies and which groups it has. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """The Hydra tree: inside an installed package, or beside the package in a checkout."""
+    """The Hydra tree: inside an installed package, or next to the package in a checkout."""
     package = Path(__file__).resolve().parents[2]
     installed = package / "conf"
     return installed if (installed / "config.yaml").is_file() else package.parent / "conf"
 
 
 def config_groups(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Hydra group (``parallel``) -> names of its choices, in all ``folders``."""
-    found: dict[str, list[str]] = {}
+    """Hydra group (such as ``parallel``) -> names of its choices, over all ``folders``."""
+    groups: dict[str, list[str]] = {}
     for folder in folders:
         for file in sorted(folder.rglob("*.yaml")):
             group = file.parent.relative_to(folder).as_posix()
             if group != ".":
-                found.setdefault(group, []).append(file.stem)
-    return found
+                groups.setdefault(group, []).append(file.stem)
+    return groups

@@ -1,4 +1,4 @@
-"""Keys that follow another one: which they are, and what they would be by themselves."""
+"""Keys derived from another one by an expression ``${...}`` in ``conf/config.yaml``."""
 
 from __future__ import annotations
 
@@ -6,45 +6,36 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.keys import tree as keys
+from trainer.config.keys import dotted
+from trainer.config.keys.tree import known_keys, twice
 
 _TWICE = "${twice:"
 
 
-def followers() -> dict[str, str]:
-    """Dotted key -> the expression ``${...}`` that it has in ``conf/config.yaml``."""
-    return {key: raw for key, raw in keys.known_keys().items() if raw.startswith("${")}
+def derived_keys() -> dict[str, str]:
+    """Dotted key -> its expression ``${...}`` in ``conf/config.yaml``."""
+    return {key: raw for key, raw in known_keys().items() if raw.startswith("${")}
 
 
-def own_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What each key that follows another one would be in these (resolved) settings, had nobody set
-    it.
+def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Derived key -> the value that it has in these (resolved) settings unless it is set itself."""
+    return {key: _evaluate(values, expression) for key, expression in derived_keys().items()}
+
+
+def with_expressions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``values`` with its expression ``${...}`` for each derived key that was not set
+    itself: whoever changes the other key later changes both.
     """
-    return {key: _of(values, raw) for key, raw in followers().items()}
+    result: dict[str, Any] = copy.deepcopy(dict(values))
+    expressions = derived_keys()
+    for key, derived in derived_values(values).items():
+        if dotted.get(values, key) == derived:
+            dotted.put(result, key, expressions[key])
+    return result
 
 
-def with_followers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values``, with ``${...}`` for each key that has the value of the one it follows: who
-    changes that one later changes both.
-    """
-    found: dict[str, Any] = copy.deepcopy(dict(values))
-    expressions = followers()
-    for key, own in own_values(values).items():
-        parent, _, name = key.rpartition(".")
-        section = at(found, parent)
-        if section[name] == own:
-            section[name] = expressions[key]
-    return found
-
-
-def at(values: Any, key: str) -> Any:
-    """What ``values`` have under the dotted ``key``."""
-    for part in key.split("."):
-        values = values[part]
-    return values
-
-
-def _of(values: Mapping[str, Any], raw: str) -> Any:
-    if raw.startswith(_TWICE):
-        return keys.twice(_of(values, raw.removeprefix(_TWICE).removesuffix("}")))
-    return at(values, raw.removeprefix("${").removesuffix("}"))
+def _evaluate(values: Mapping[str, Any], expression: str) -> Any:
+    if expression.startswith(_TWICE):
+        inner = expression.removeprefix(_TWICE).removesuffix("}")
+        return twice(_evaluate(values, inner))
+    return dotted.get(values, expression.removeprefix("${").removesuffix("}"))

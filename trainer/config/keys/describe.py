@@ -1,4 +1,4 @@
-"""Says in words what values a key takes, from the schema."""
+"""The values that a key takes, in words, from the schema."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trainer.config.keys import tree as keys
 from trainer.config.keys import verl
-from trainer.config.schema import Config
+from trainer.config.keys.fields import fields
+from trainer.config.keys.tree import format_value, known_keys
 
 _BASIC = {
     int: "a whole number",
@@ -24,60 +24,44 @@ _BASIC = {
 
 def wrong_value(key: str, value: Any) -> str:
     """The message for a value of the wrong type or outside its range."""
-    field = field_of(key)
-    expected = describe(field.annotation, field.metadata) if field else "something else"
     reason = verl.UNSUPPORTED_VALUES.get((key, str(value)))
     if reason:
         return f"{key}={value} is not supported: {reason}"
+    field = fields().get(key)
+    expected = describe(field.annotation, field.metadata) if field else "something else"
     if isinstance(value, str) and value.startswith("[") and "a list" in expected:
         expected += " (this is a text; write every item, such as [8,8])"
-    default = keys.known_keys().get(key)
-    hint = (
-        f"; the default is {key}={default}"
-        if default is not None and not default.startswith("${")
-        else ""
-    )
-    return f"{key}={keys.written(value)}: expected {expected}{hint}"
-
-
-def field_of(key: str) -> FieldInfo | None:
-    """The schema's field for a dotted key."""
-    model: type[BaseModel] = Config
-    field: FieldInfo | None = None
-    for part in key.split("."):
-        field = model.model_fields.get(part)
-        if field is None:
-            return None
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            model = field.annotation
-    return field
+    default = known_keys().get(key)
+    hint = ""
+    if default is not None and not default.startswith("${"):
+        hint = f"; the default is {key}={default}"
+    return f"{key}={format_value(value)}: expected {expected}{hint}"
 
 
 def describe(annotation: Any, metadata: Any = ()) -> str:
-    """What values a type allows, in words."""
-    if get_origin(annotation) is Annotated:
+    """The values that a type allows, in words."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
         inner, *extra = get_args(annotation)
         return describe(inner, _limits(extra) + list(metadata))
-    if get_origin(annotation) in (Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         return " or ".join(describe(part) for part in get_args(annotation))
-    if get_origin(annotation) is Literal:
+    if origin is Literal:
         options = [str(option) for option in get_args(annotation)]
         return options[0] if len(options) == 1 else f"one of {', '.join(options)}"
-    if get_origin(annotation) is list:
+    if origin is list:
         return f"a list of {describe(get_args(annotation)[0])}"
-    if get_origin(annotation) is dict:
-        return "a group of keys"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "a group of keys"
     return _BASIC.get(annotation, str(annotation)) + _range(_limits(metadata))
 
 
 def _limits(metadata: Any) -> list[Any]:
     """The single limits inside pydantic's ``Field(...)`` annotations."""
-    found: list[Any] = []
+    limits: list[Any] = []
     for item in metadata:
-        found += item.metadata if isinstance(item, FieldInfo) else [item]
-    return found
+        limits += item.metadata if isinstance(item, FieldInfo) else [item]
+    return limits
 
 
 def _range(limits: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""The key tree and its defaults, as ``conf/config.yaml`` says them."""
+"""The key tree and its defaults, as ``conf/config.yaml`` has them. Does not import the schema."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trainer.config.keys import dotted
 from trainer.config.keys.conf_tree import conf_dir
 
 OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
@@ -38,9 +39,19 @@ def _defaults() -> DictConfig:
     return tree
 
 
+@lru_cache(maxsize=1)
+def _resolved_defaults() -> Any:
+    return OmegaConf.to_container(_defaults(), resolve=True)
+
+
 def defaults() -> DictConfig:
-    """All settings with their defaults, interpolations unresolved. A copy of your own."""
+    """All settings with their defaults, interpolations unresolved: a new copy at each call."""
     return _defaults().copy()
+
+
+def default_of(key: str) -> Any:
+    """The default of ``key``, resolved; for a group a mapping, not to be changed."""
+    return dotted.get(_resolved_defaults(), key)
 
 
 @lru_cache(maxsize=1)
@@ -48,15 +59,18 @@ def known_keys() -> dict[str, str]:
     """Dotted key of every setting -> its default as written in the file."""
     raw = OmegaConf.to_container(_defaults(), resolve=False)
     assert isinstance(raw, dict)
-    return {key: written(value) for key, value in leaves({str(k): v for k, v in raw.items()})}
+    return {key: format_value(value) for key, value in leaves({str(k): v for k, v in raw.items()})}
 
 
 @lru_cache(maxsize=1)
 def known_groups() -> frozenset[str]:
     """Dotted names of the groups of keys."""
-    return frozenset(
-        key.rsplit(".", n)[0] for key in known_keys() for n in range(1, key.count(".") + 1)
-    )
+    groups: set[str] = set()
+    for key in known_keys():
+        while "." in key:
+            key = key.rpartition(".")[0]
+            groups.add(key)
+    return frozenset(groups)
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -71,13 +85,14 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield key, value
 
 
+def in_open_group(key: str) -> bool:
+    """Whether ``key`` lies in a group in which the user may put any key."""
+    return any(key.startswith(f"{name}.") for name in OPEN_KEYS)
+
+
 def is_known(key: str) -> bool:
     """Whether ``key`` is a setting, a group of settings, or lies in an open group."""
-    return (
-        key in known_keys()
-        or key in known_groups()
-        or any(key.startswith(f"{name}.") for name in OPEN_KEYS)
-    )
+    return key in known_keys() or key in known_groups() or in_open_group(key)
 
 
 def nearest_key(key: str) -> str | None:
@@ -94,12 +109,12 @@ def nearest_key(key: str) -> str | None:
     return best if likeness(best) >= 0.6 else None
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """``value`` as one types it on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "[" + ",".join(written(item) for item in value) + "]"
+        return "[" + ",".join(format_value(item) for item in value) + "]"
     return str(value)

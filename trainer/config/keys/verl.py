@@ -1,5 +1,5 @@
-"""verl's keys that are spelt otherwise here, and those that are known but not supported, each with
-the reason.
+"""verl's keys that have another name here, and those that are not supported, each with the
+reason.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ REDUNDANT: dict[str, frozenset[str]] = {
     "trainer.balance_batch": frozenset({"true"}),
     "trainer.critic_warmup": frozenset({"0"}),
 }
-"""verl's key -> values, as typed in lower case, that ask for what happens anyway: taken, without
-effect.
+"""verl's key -> values, as typed in lower case, that ask for what happens anyway. They are accepted
+and change nothing.
 """
 
 UNSUPPORTED: dict[str, str] = {
@@ -150,45 +150,43 @@ UNSUPPORTED: dict[str, str] = {
 }
 """Key, or group of keys -> why it does nothing here and what to use."""
 
-_ENGINES = {
-    (
-        "actor_rollout_ref.actor.strategy",
-        name,
-    ): f"{_DEEPSPEED}; set {_ACTOR}.zero_stage, or leave strategy out"
-    for name in ("fsdp", "fsdp2", "megatron", "veomni")
-}
-_GENERATORS = {
-    ("actor_rollout_ref.rollout.name", name): "set actor_rollout_ref.rollout.name=hf"
-    for name in ("sglang", "trtllm", "naive")
-}
-_ESTIMATORS = {
-    (
-        "algorithm.adv_estimator",
-        name,
-    ): "set algorithm.adv_estimator=grpo, rloo or reinforce_plus_plus"
-    for name in (
-        "reinforce_plus_plus_baseline",
-        "remax",
-        "opo",
-        "grpo_passk",
-        "gpg",
-        "rloo_vectorized",
-        "grpo_vectorized",
-    )
-}
-UNSUPPORTED_VALUES: dict[tuple[str, str], str] = {**_ENGINES, **_GENERATORS, **_ESTIMATORS}
+_ENGINES = ("fsdp", "fsdp2", "megatron", "veomni")
+_GENERATORS = ("sglang", "trtllm", "naive")
+_ESTIMATORS = (
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "grpo_passk",
+    "gpg",
+    "rloo_vectorized",
+    "grpo_vectorized",
+)
+
+
+def _unsupported_values() -> dict[tuple[str, str], str]:
+    reasons: dict[tuple[str, str], str] = {}
+    for name in _ENGINES:
+        reason = f"{_DEEPSPEED}; set {_ACTOR}.zero_stage, or leave strategy out"
+        reasons[f"{_ACTOR}.strategy", name] = reason
+    for name in _GENERATORS:
+        reasons["actor_rollout_ref.rollout.name", name] = "set actor_rollout_ref.rollout.name=hf"
+    for name in _ESTIMATORS:
+        reason = "set algorithm.adv_estimator=grpo, rloo or reinforce_plus_plus"
+        reasons["algorithm.adv_estimator", name] = reason
+    return reasons
+
+
+UNSUPPORTED_VALUES = _unsupported_values()
 """(key, value) that verl knows -> what to use here."""
 
 
 def is_redundant(key: str, value: str) -> bool:
-    """Whether ``key=value`` asks for what happens anyway."""
+    """Whether verl's ``key=value`` asks for what happens anyway."""
     return value.strip("'\"").lower() in REDUNDANT.get(key, frozenset())
 
 
-def reason_against(key: str) -> str | None:
-    """Why the known verl key ``key`` (or the group it lies in) is not supported; None when nobody
-    knows it.
-    """
+def unsupported_reason(key: str) -> str | None:
+    """Why verl's ``key`` (or the group it lies in) is not supported; None for an unknown key."""
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
         reason = UNSUPPORTED.get(".".join(parts[:n]))

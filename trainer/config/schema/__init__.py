@@ -1,4 +1,9 @@
-"""The typed shape of a run's settings: verl's key tree."""
+"""The typed sections of a run's settings, in verl's key tree.
+
+``base`` has the value types, ``markers`` what a key declares beside its type; then a file for each
+top-level group (``actor`` and ``rollout`` for ``actor_rollout_ref``). A docstring under a key is
+its meaning in docs/config.md. Defaults are in ``conf/config.yaml``.
+"""
 
 from __future__ import annotations
 

@@ -16,26 +16,67 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
+from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, RL_ONLY, NoEffect
+
+NO_LORA = NoEffect(
+    "actor_rollout_ref.model.lora_rank",
+    (0,),
+    "trains all weights: set lora_rank to 8, 16 or more",
+    refused=True,
+)
+CONSTANT_SCHEDULE = NoEffect(
+    "actor_rollout_ref.actor.optim.lr_scheduler_type",
+    ("constant",),
+    "never falls: set it to linear or cosine",
+)
+STATIC_MICRO_BATCHES = NoEffect(
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+    (False,),
+    "cuts micro-batches by count and pads them: set it to true",
+)
+NO_BUCKETING = NoEffect(
+    "actor_rollout_ref.actor.dynamic_bsz_bucketing",
+    (False,),
+    "keeps no buckets apart: set it to true",
+)
+NO_KL_LOSS = NoEffect(
+    "actor_rollout_ref.actor.use_kl_loss", (False,), "adds no KL to the loss: set it to true"
+)
+NO_CLIPPING = NoEffect(
+    "actor_rollout_ref.actor.grad_clip", (0,), "clips nothing: set it to 1.0", refused=True
+)
+FIXED_CLIPPING = NoEffect(
+    "actor_rollout_ref.actor.grad_clip_adaptive",
+    (False,),
+    "clips all steps alike: set it to true",
+)
+FIXED_REFERENCE = NoEffect(
+    "actor_rollout_ref.ref.ema_interval",
+    (None,),
+    "keeps the reference as it is: set it to a number of steps",
+)
 
 
 class Model(Section):
     """``actor_rollout_ref.model``."""
 
-    path: Text | None
+    path: Annotated[Text | None, LOCAL_PATH]
     """A Hugging Face folder or hub id, ``builtin:tiny`` (made on the spot) or
     ``builtin:smollm2``.
     """
     trust_remote_code: bool
     """Run code that comes with the model. Only false is supported."""
-    enable_gradient_checkpointing: bool
+    enable_gradient_checkpointing: Annotated[bool, MAY_CHANGE]
     """Recompute activations in backward: less memory, about a third more work."""
     lora_rank: Whole
     """Train adapters of this rank (LoRA, arXiv 2106.09685) and leave the model's own weights. 0:
     train all weights.
     """
-    lora_alpha: Positive
+    lora_alpha: Annotated[Positive, NO_LORA]
     """An adapter adds lora_alpha / lora_rank times the product of its two matrices."""
-    target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)]
+    target_modules: Annotated[
+        Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)], NO_LORA
+    ]
     """Linear layers with an adapter, by name: [q_proj,v_proj]. ``all-linear``: all of them but the
     output head.
     """
@@ -52,7 +93,7 @@ class Optim(Section):
     """Warm-up as a share of all iterations."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     """Shape of the schedule after the warm-up."""
-    min_lr_ratio: Share
+    min_lr_ratio: Annotated[Share, CONSTANT_SCHEDULE]
     """Where a falling schedule ends, as a share of ``lr``."""
     weight_decay: NonNegative
     """Decoupled weight decay of matrices; biases and norms have none."""
@@ -80,7 +121,7 @@ class Actor(Section):
     """Cut micro-batches by tokens. false: ``ppo_micro_batch_size_per_gpu`` sequences each, padded
     to the longest.
     """
-    ppo_max_token_len_per_gpu: Budget
+    ppo_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most real tokens of a micro-batch of a rank, with ``use_dynamic_bsz``: one number, a list by
     rank, or ``auto`` (measured at start).
     """
@@ -88,17 +129,19 @@ class Actor(Section):
     """Prompts (RL) or samples (SFT) of one optimizer step, over all ranks."""
     ppo_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
-    dynamic_bsz_bucketing: bool
+    dynamic_bsz_bucketing: Annotated[bool, MAY_CHANGE, STATIC_MICRO_BATCHES]
     """Never mix sequences of different length buckets in a micro-batch, with
     ``use_dynamic_bsz``.
     """
-    bucket_boundaries: Annotated[list[Count], Field(min_length=1)]
+    bucket_boundaries: Annotated[list[Count], Field(min_length=1), MAY_CHANGE, NO_BUCKETING]
     """Upper ends of the buckets of ``dynamic_bsz_bucketing``, tokens: (b[i-1], b[i]], the last
     bucket is open.
     """
-    bucket_by: Literal["prompt", "total"]
+    bucket_by: Annotated[Literal["prompt", "total"], MAY_CHANGE, NO_BUCKETING]
     """The length that chooses the bucket."""
-    share_prompt: bool | Literal["auto"]
+    share_prompt: Annotated[
+        bool | Literal["auto"], MAY_CHANGE, STATIC_MICRO_BATCHES.allowing(False)
+    ]
     """Compute the prompt of a group once per micro-batch. auto: where it saves work."""
     ulysses_sequence_parallel_size: Count
     """Ranks that share one sequence."""
@@ -118,33 +161,33 @@ class Actor(Section):
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ]
     """How token losses become one loss; every mean is over the whole mini-batch of all ranks."""
-    entropy_coeff: float
+    entropy_coeff: Annotated[float, RL_ONLY]
     """Weight of the entropy bonus."""
-    use_kl_loss: bool
+    use_kl_loss: Annotated[bool, RL_ONLY]
     """Add the KL to the reference to the loss."""
-    kl_loss_coef: NonNegative
+    kl_loss_coef: Annotated[NonNegative, NO_KL_LOSS.allowing(0.0)]
     """Weight of the KL loss."""
-    kl_loss_type: Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
+    kl_loss_type: Annotated[Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"], NO_KL_LOSS]
     """Estimator of the KL. ``kl`` is k1, ``mse`` is k2, ``low_var_kl`` is k3."""
     grad_clip: NonNegative
     """Largest global gradient norm. 0: no clipping."""
-    grad_clip_adaptive: bool
+    grad_clip_adaptive: Annotated[bool, NO_CLIPPING]
     """Lower the threshold for small steps: grad_clip * min(1, sequences /
     ``grad_clip_min_batch_size``).
     """
-    grad_clip_min_batch_size: Count
-    """Sequences of an optimizer step, over all ranks, from which the whole ``grad_clip`` counts."""
+    grad_clip_min_batch_size: Annotated[Count, FIXED_CLIPPING]
+    """Sequences of an optimizer step, over all ranks, from which ``grad_clip`` applies in full."""
     mixed_precision: Literal["auto", "fp32", "bf16"]
     """Type of weights and activations; bf16 keeps an fp32 master copy. auto: bf16 on a GPU and on a
     CPU that multiplies it, fp32 on other CPUs, where bf16 is some 60 times slower.
     """
-    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    zero_stage: Annotated[int, Field(ge=0, le=3), MAY_CHANGE]
     """What is sharded over ranks. 1: optimizer state, 2: and gradients, 3: and weights."""
-    param_offload: bool
+    param_offload: Annotated[bool, MAY_CHANGE]
     """Keep weights in host memory between uses (ZeRO 3)."""
-    grad_offload: bool
+    grad_offload: Annotated[bool, MAY_CHANGE]
     """Keep gradients in host memory: a part of ``optimizer_offload``, set with it or not at all."""
-    optimizer_offload: bool
+    optimizer_offload: Annotated[bool, MAY_CHANGE]
     """Keep the optimizer's state in host memory (ZeRO 1-3)."""
     optim: Optim
     checkpoint: ActorCheckpoint
@@ -154,8 +197,8 @@ class Ref(Section):
     """``actor_rollout_ref.ref``: the reference policy: frozen, or following the policy."""
 
     log_prob_use_dynamic_bsz: bool
-    """Cut its micro-batches by tokens."""
-    log_prob_max_token_len_per_gpu: Budget
+    """Cut the reference's micro-batches by tokens."""
+    log_prob_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most tokens of a forward-only micro-batch of a rank."""
     log_prob_micro_batch_size_per_gpu: Count | None
     """Sequences of a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
@@ -163,7 +206,7 @@ class Ref(Section):
     """Move the reference towards the policy each so many steps. null: it stays the model that the
     run began with.
     """
-    ema_decay: Share
-    """What it keeps of itself then: ref <- decay ref + (1 - decay) policy. 0: it becomes the
-    policy.
+    ema_decay: Annotated[Share, FIXED_REFERENCE]
+    """Weight of the old reference in each such move: ref <- decay ref + (1 - decay) policy. 0: it
+    becomes the policy.
     """

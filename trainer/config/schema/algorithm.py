@@ -1,10 +1,10 @@
-"""``algorithm.*``, ``critic.*``, ``reward_model.*``, ``custom_reward_function.*``: what is learnt
-from.
+"""``algorithm.*``, ``critic.*``, ``reward_model.*``, ``custom_reward_function.*``: advantages,
+rewards and values.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator
 
@@ -18,6 +18,36 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
+from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, NOT_BUILT, RL_ONLY, NoEffect
+
+AdvEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
+_DISCOUNTING = ("reinforce_plus_plus", "gae")
+
+NO_DISCOUNT = NoEffect(
+    "algorithm.adv_estimator",
+    tuple(name for name in get_args(AdvEstimator) if name not in _DISCOUNTING),
+    "discounts nothing: set it to reinforce_plus_plus",
+)
+NO_LAMBDA = NoEffect(
+    "algorithm.adv_estimator",
+    tuple(name for name in get_args(AdvEstimator) if name != "gae"),
+    "has no lambda: set it to 1.0",
+)
+NO_KL_IN_REWARD = NoEffect(
+    "algorithm.use_kl_in_reward", (False,), "takes no KL from the reward: set it to true"
+)
+FIXED_KL = NoEffect(
+    "algorithm.kl_ctrl.type",
+    ("fixed",),
+    "keeps the weight where it is: set it to adaptive",
+    and_also={"algorithm.use_kl_in_reward": True},
+)
+REWARD_BY_DATA = NoEffect(
+    "custom_reward_function.path",
+    (None,),
+    "takes the rule that fits the data: set it to the file that defines it",
+    refused=True,
+)
 
 
 def _kl_type(value: object) -> object:
@@ -28,22 +58,22 @@ def _kl_type(value: object) -> object:
 class KlCtrl(Section):
     """``algorithm.kl_ctrl``: weight of the KL in the reward."""
 
-    type: Annotated[Literal["fixed", "adaptive"], BeforeValidator(_kl_type)]
+    type: Annotated[Literal["fixed", "adaptive"], BeforeValidator(_kl_type), NO_KL_IN_REWARD]
     """Constant, or steered towards ``target_kl`` (arXiv 1909.08593, section 2.2)."""
-    kl_coef: NonNegative
+    kl_coef: Annotated[NonNegative, NO_KL_IN_REWARD.allowing(0.0)]
     """The weight, or where it begins."""
-    target_kl: Positive
+    target_kl: Annotated[Positive, NO_KL_IN_REWARD, FIXED_KL]
     """KL that the adaptive controller aims at, nats per token."""
-    horizon: Count
+    horizon: Annotated[Count, NO_KL_IN_REWARD, FIXED_KL]
     """Sequences over which the adaptive controller moves the weight."""
 
 
 class Algorithm(Section):
     """``algorithm``."""
 
-    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
+    adv_estimator: AdvEstimator
     """Estimator of the advantages."""
-    max_staleness: Whole
+    max_staleness: Annotated[Whole, RL_ONLY]
     """Most iterations by which the weights that began a response may lag those it trains. 0:
     strictly on-policy.
     """
@@ -51,14 +81,16 @@ class Algorithm(Section):
     """grpo: divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv
     2503.20783).
     """
-    gamma: Share
+    gamma: Annotated[Share, NO_DISCOUNT]
     """Discount of a token's future reward (reinforce_plus_plus, gae)."""
-    lam: Share
+    lam: Annotated[Share, NO_LAMBDA]
     """GAE's lambda."""
-    use_kl_in_reward: bool
+    use_kl_in_reward: Annotated[bool, RL_ONLY]
     """Subtract the KL to the reference from the reward of each token."""
-    kl_penalty: Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
-    """Estimator of that KL."""
+    kl_penalty: Annotated[
+        Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"], NO_KL_IN_REWARD.allowing("kl")
+    ]
+    """Estimator of the KL of ``use_kl_in_reward``."""
     kl_ctrl: KlCtrl
 
 
@@ -69,13 +101,13 @@ class Critic(Section):
     """null: when ``algorithm.adv_estimator`` needs one. Not built yet: true is an error, the other
     keys have no effect.
     """
-    use_dynamic_bsz: bool
-    """Cut its micro-batches by tokens."""
-    ppo_max_token_len_per_gpu: Budget
+    use_dynamic_bsz: Annotated[bool, NOT_BUILT]
+    """Cut the model's micro-batches by tokens."""
+    ppo_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE, NOT_BUILT]
     """Most tokens of a micro-batch of a rank in training."""
-    forward_max_token_len_per_gpu: Budget
-    """The same, forward only."""
-    ppo_micro_batch_size_per_gpu: Count | None
+    forward_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE, NOT_BUILT]
+    """Most tokens of a forward-only micro-batch of a rank."""
+    ppo_micro_batch_size_per_gpu: Annotated[Count | None, NOT_BUILT]
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
 
 
@@ -84,20 +116,20 @@ class RewardModel(Section):
 
     enable: bool
     """Score with a model. Not built yet: true is an error, the other keys have no effect."""
-    use_dynamic_bsz: bool
-    """Cut its micro-batches by tokens."""
-    forward_max_token_len_per_gpu: Budget
+    use_dynamic_bsz: Annotated[bool, NOT_BUILT]
+    """Cut the model's micro-batches by tokens."""
+    forward_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE, NOT_BUILT]
     """Most tokens of a micro-batch of a rank."""
-    micro_batch_size_per_gpu: Count | None
+    micro_batch_size_per_gpu: Annotated[Count | None, NOT_BUILT]
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
 
 
 class CustomRewardFunction(Section):
     """``custom_reward_function``: your own reward."""
 
-    path: Text | None
+    path: Annotated[Text | None, LOCAL_PATH]
     """Python file that defines it. null: the rule that fits the data."""
-    name: Text
+    name: Annotated[Text, REWARD_BY_DATA]
     """Function in that file: ``f(data_source, solution_str, ground_truth, extra_info) ->
     float``.
     """

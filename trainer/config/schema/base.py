@@ -1,5 +1,5 @@
-"""What all sections of the schema share. The schema knows types and units; defaults live in
-``conf/config.yaml``.
+"""The base class of all sections, and the value types that they share. The schema knows types and
+units; defaults live in ``conf/config.yaml``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 """A whole number, at least 0."""
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-"""A whole number of 32 bits: what every generator takes, steps and samples mixed in."""
+"""A whole number of 32 bits: what every random generator takes, with step and sample mixed in."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NonNegative = Annotated[float, Field(ge=0)]

@@ -17,8 +17,32 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
+from trainer.config.schema.markers import (
+    MAY_CHANGE,
+    READ_BY_SERVER,
+    READ_BY_VLLM,
+    RL_ONLY,
+    NoEffect,
+)
 
 TopK = Annotated[int, Field(ge=-1)]
+
+
+GREEDY_VALIDATION = NoEffect(
+    "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    (False,),
+    "takes the likeliest token: set it to true",
+)
+NO_SERVER = NoEffect(
+    "actor_rollout_ref.rollout.name", ("hf", "vllm"), "starts no server: set it to vllm_server"
+)
+ONE_TURN = NoEffect(
+    "actor_rollout_ref.rollout.agent.name",
+    (None,),
+    "is one turn without tools: set it to calculator, or to a class of yours",
+    refused=True,
+    and_also={"actor_rollout_ref.rollout.agent.path": None},
+)
 
 
 class ValKwargs(Section):
@@ -28,11 +52,11 @@ class ValKwargs(Section):
     """Responses of a prompt."""
     do_sample: bool
     """Draw tokens. false: take the likeliest."""
-    temperature: NonNegative
+    temperature: Annotated[NonNegative, GREEDY_VALIDATION.allowing(0.0)]
     """Divides the logits. 0: take the likeliest token."""
-    top_p: OpenShare
+    top_p: Annotated[OpenShare, GREEDY_VALIDATION]
     """Draw from the smallest set of tokens that holds this probability."""
-    top_k: TopK
+    top_k: Annotated[TopK, GREEDY_VALIDATION]
     """Draw from so many likeliest tokens. -1: all."""
 
 
@@ -41,7 +65,7 @@ class Server(Section):
 
     replicas: Count
     """Servers started on each node that holds any; prompts are dealt out over them."""
-    start_timeout_s: Positive
+    start_timeout_s: Annotated[Positive, NO_SERVER]
     """Longest wait for a server to be ready."""
 
 
@@ -52,11 +76,11 @@ class Agent(Section):
     """``calculator``, or the name of a class in ``path``. null: one turn, no tools."""
     path: Text | None
     """Python file that holds the class ``name``."""
-    max_turns: Count
+    max_turns: Annotated[Count, ONE_TURN]
     """Most turns that the model speaks in one response."""
-    turn_timeout_s: Positive
+    turn_timeout_s: Annotated[Positive, ONE_TURN]
     """Longest time of one tool call; after it the model is told so."""
-    max_observation_length: Count
+    max_observation_length: Annotated[Count, ONE_TURN]
     """Most tokens of what a tool answers; the rest is cut."""
 
 
@@ -81,43 +105,43 @@ class Rollout(Section):
     """Longest prompt, tokens. Follows ``data.max_prompt_length``."""
     response_length: Count
     """Longest response, tokens. Follows ``data.max_response_length``."""
-    max_num_seqs: Count
+    max_num_seqs: Annotated[Count, MAY_CHANGE]
     """Sequences that an engine generates at once; a finished one makes room for the next."""
     calculate_log_probs: bool
     """Keep the log-probs under which tokens were drawn."""
     log_prob_use_dynamic_bsz: bool
     """Cut the micro-batches that recompute old log-probs by tokens."""
-    log_prob_max_token_len_per_gpu: Budget
+    log_prob_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most tokens of such a forward-only micro-batch of a rank."""
     log_prob_micro_batch_size_per_gpu: Count | None
     """Sequences of such a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
-    gpu_memory_utilization: OpenShare
+    gpu_memory_utilization: Annotated[OpenShare, MAY_CHANGE, READ_BY_VLLM]
     """Share of the GPU's memory for generation (vllm)."""
-    max_num_batched_tokens: Budget
+    max_num_batched_tokens: Annotated[Budget, MAY_CHANGE]
     """Tokens of one engine step (vllm). Follows the actor's budget."""
-    tensor_model_parallel_size: Count
+    tensor_model_parallel_size: Annotated[Count, READ_BY_VLLM]
     """GPUs that share one generation engine (vllm)."""
-    enable_chunked_prefill: bool
+    enable_chunked_prefill: Annotated[bool, READ_BY_VLLM]
     """Cut long prompts into chunks (vllm)."""
-    streaming: bool
-    """Judge responses and run the reference on them while others are still generated. false: phase
-    by phase.
+    streaming: Annotated[bool, MAY_CHANGE]
+    """Score responses and run the reference on them while others are still generated. false: one
+    phase after the other.
     """
-    over_sampling: Annotated[float, Field(ge=1)]
-    """Begin this times as many prompts as a step needs and stop when enough are finished."""
-    one_step_off: bool
+    over_sampling: Annotated[float, Field(ge=1), RL_ONLY]
+    """Begin so many times the prompts that a step needs and stop when enough are finished."""
+    one_step_off: Annotated[bool, READ_BY_SERVER, RL_ONLY]
     """Generate the next step's responses while this one's are trained on (vllm_server)."""
-    timeout_s: Positive
+    timeout_s: Annotated[Positive, MAY_CHANGE, READ_BY_SERVER]
     """A server without a new token for so long counts as hung and is restarted (vllm_server)."""
-    max_restarts: Whole
+    max_restarts: Annotated[Whole, MAY_CHANGE, READ_BY_SERVER]
     """Restarts of a server since the last weights before the run saves and ends (vllm_server)."""
-    nnodes: Whole
+    nnodes: Annotated[Whole, MAY_CHANGE, READ_BY_SERVER]
     """Nodes of a Slurm job beside ``trainer.nnodes`` that only hold servers (vllm_server). 0: no
     such nodes.
     """
-    server: Server
+    server: Annotated[Server, MAY_CHANGE]
     agent: Agent
-    val_kwargs: ValKwargs
+    val_kwargs: Annotated[ValKwargs, MAY_CHANGE]
 
 
 class ActorRolloutRef(Section):

@@ -1,4 +1,4 @@
-"""``trainer.*``: the run, its machines, its checkpoints and what it shows."""
+"""``trainer.*``: the run, its machines, its checkpoints and its logs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,34 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
+from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, NoEffect
 
 
 def _resume_mode(value: object) -> object:
-    """``resume_path`` is verl's word."""
+    """``resume_path`` is verl's value for ``path``."""
     return "path" if value == "resume_path" else value
 
 
-def better(metric: str) -> Literal["max", "min"] | None:
-    """Which end of ``metric`` is the better one, as far as its name tells."""
+def default_best_mode(metric: str) -> Literal["max", "min"] | None:
+    """Whether more or less of ``metric`` is better, judged by its name; None when the name does not
+    tell.
+    """
     if any(word in metric for word in ("reward", "score")):
         return "max"
-    return "min" if any(word in metric for word in ("loss", "nll")) else None
+    if any(word in metric for word in ("loss", "nll")):
+        return "min"
+    return None
+
+
+SYNCHRONOUS_SAVE = NoEffect(
+    "trainer.checkpoint.async_save",
+    (False,),
+    "saves while training waits, as fast as it goes: set it to true",
+    refused=True,
+)
+KEEPS_NO_BEST = NoEffect(
+    "trainer.checkpoint.keep_best", (0,), "keeps no best one: set it to 1 or more", refused=True
+)
 
 
 class Checkpoint(Section):
@@ -40,7 +56,7 @@ class Checkpoint(Section):
     """Save as well when so many minutes have passed since the last one. null: don't."""
     async_save: bool
     """Write in the background; training waits for the copy to host memory only."""
-    write_share: OpenShare
+    write_share: Annotated[OpenShare, SYNCHRONOUS_SAVE]
     """Share of the disk's speed at which a save is written while training goes on. 1: as fast as it
     goes.
     """
@@ -54,7 +70,7 @@ class Checkpoint(Section):
     """Of the checkpoints saved, so many with the best ``best_metric`` are kept beside the
     newest.
     """
-    best_metric: Text | None
+    best_metric: Annotated[Text | None, KEEPS_NO_BEST]
     """Metric that ``keep_best`` goes by. null: ``val/reward``, where there is a validation."""
     best_mode: Literal["max", "min"] | None
     """Whether more or less of it is better. null: max for a reward or score, min for a loss."""
@@ -84,53 +100,55 @@ class Trainer(Section):
     """Project in W&B; first folder under ``runs``."""
     experiment_name: Text
     """Name of the run in W&B; second folder under ``runs``."""
-    default_local_dir: Text
+    default_local_dir: Annotated[Text, MAY_CHANGE]
     """Run folder: config, metrics, checkpoints, logs. The same folder continues the run."""
-    default_hdfs_dir: Text | None
-    """Second home of checkpoints: any fsspec URL (s3://, hdfs://, file://), with or without a slash
-    at its end.
+    default_hdfs_dir: Annotated[Text | None, MAY_CHANGE]
+    """Where checkpoints are mirrored: any fsspec URL (s3://, hdfs://, file://), with or without a
+    slash at its end.
     """
-    logger: Literal["console", "wandb"] | list[Literal["console", "wandb"]]
+    logger: Annotated[Literal["console", "wandb"] | list[Literal["console", "wandb"]], MAY_CHANGE]
     """Where metrics go besides ``metrics.jsonl``."""
-    log_val_generations: Whole
+    log_val_generations: Annotated[Whole, MAY_CHANGE]
     """Validation answers logged as text each time."""
     seed: Seed
     """Seed of everything random."""
-    device: Literal["auto", "cpu", "cuda"]
+    device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE]
     """auto: CUDA where there is a GPU."""
-    nnodes: Count
+    nnodes: Annotated[Count, MAY_CHANGE]
     """Machines."""
-    n_gpus_per_node: Count
+    n_gpus_per_node: Annotated[Count, MAY_CHANGE]
     """Ranks (one per GPU, or CPU processes) of each machine."""
-    process_on_nodes: list[Count] | None
+    process_on_nodes: Annotated[list[Count] | None, MAY_CHANGE]
     """Ranks of each machine, one number per machine. null: ``n_gpus_per_node`` on each."""
-    total_epochs: Count
+    total_epochs: Annotated[Count, MAY_CHANGE]
     """Passes over the training data, where ``total_training_steps`` is null."""
-    total_training_steps: Count | None
+    total_training_steps: Annotated[Count | None, MAY_CHANGE]
     """Iterations of the run, over as many epochs as they take. null: by ``total_epochs``."""
-    val_before_train: bool
+    val_before_train: Annotated[bool, MAY_CHANGE]
     """Validate before the first step, when there is something to validate on."""
-    val_only: bool
-    """Validate, the checkpoint at hand where there is one, and stop."""
-    test_freq: Annotated[int, Field(ge=-1)]
+    val_only: Annotated[bool, MAY_CHANGE]
+    """Validate (the run's checkpoint where there is one) and stop."""
+    test_freq: Annotated[int, Field(ge=-1), MAY_CHANGE]
     """Validate each so many steps. -1 or 0: only before and after training."""
-    resume_mode: Annotated[Literal["auto", "disable", "path"], BeforeValidator(_resume_mode)]
+    resume_mode: Annotated[
+        Literal["auto", "disable", "path"], BeforeValidator(_resume_mode), MAY_CHANGE
+    ]
     """auto: continue from the newest checkpoint of the run folder; path: from
     ``resume_from_path``.
     """
-    resume_from_path: Text | None
+    resume_from_path: Annotated[Text | None, LOCAL_PATH, MAY_CHANGE]
     """Checkpoint folder ``step_N`` to continue from."""
-    grace_period_s: NonNegative
+    grace_period_s: Annotated[NonNegative, MAY_CHANGE]
     """Seconds between the warning signal and the kill: a save has to fit."""
-    join_timeout_s: Positive
+    join_timeout_s: Annotated[Positive, MAY_CHANGE]
     """How long ranks wait for each other at the start, s; those that don't come are named."""
-    export_hf: bool
+    export_hf: Annotated[bool, MAY_CHANGE]
     """Write the trained model as a Hugging Face folder at the end."""
-    enable_monitor: bool
+    enable_monitor: Annotated[bool, MAY_CHANGE]
     """Draw pictures of the load into the run folder."""
-    monitor_interval: Count
+    monitor_interval: Annotated[Count, MAY_CHANGE]
     """Steps between two DynamicBatchMonitor lines."""
-    plot_interval: Count
+    plot_interval: Annotated[Count, MAY_CHANGE]
     """Steps between two sets of pictures of ``enable_monitor``."""
-    checkpoint: Checkpoint
-    watermarks: Watermarks
+    checkpoint: Annotated[Checkpoint, MAY_CHANGE]
+    watermarks: Annotated[Watermarks, MAY_CHANGE]

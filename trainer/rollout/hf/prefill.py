@@ -1,4 +1,4 @@
-"""Prompts through the model: the trainer's own packed attention, no pads, each prompt once."""
+"""Prefill: each prompt once through the trainer's own packed attention, without padding."""
 
 from __future__ import annotations
 
@@ -9,65 +9,72 @@ from torch import Tensor
 
 from trainer.models.attention import packed_attention
 from trainer.models.layout import Layout, Segment
-from trainer.rollout.hf.network import Network, joined
+from trainer.rollout.hf.decoder import Decoder, concatenate
 
 Cache = list[tuple[Tensor, Tensor]]
 """By layer: keys and values [prompts, kv_heads, width, head_dim], filled from the left."""
 
 PREFILL_TOKENS = 16384
-"""Most prompt tokens of one prefill pass, but for a longer prompt."""
+"""Most tokens of one prefill pass, unless a single prompt is longer."""
 
 
-def prefill(network: Network, prefixes: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache]:
-    """Logits [prompts, vocabulary] behind each prefix, and its keys and values, as wide as the
-    longest.
+def prefill(decoder: Decoder, prefixes: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache]:
+    """Logits [prompts, vocabulary] after each prefix, and the prefixes' keys and values, as wide as
+    the longest prefix.
     """
     width = max(map(len, prefixes))
-    logits, caches = [], []
+    logits: list[Tensor] = []
+    caches: list[Cache] = []
     start = 0
     while start < len(prefixes):
-        end, tokens = start + 1, len(prefixes[start])
+        end = start + 1
+        tokens = len(prefixes[start])
         while end < len(prefixes) and tokens + len(prefixes[end]) <= PREFILL_TOKENS:
             tokens += len(prefixes[end])
             end += 1
-        found, cache = _run(network, prefixes[start:end], width)
-        logits.append(found)
+        pass_logits, cache = _prefill_pass(decoder, prefixes[start:end], width)
+        logits.append(pass_logits)
         caches.append(cache)
         start = end
-    by_layer = (zip(*parts, strict=True) for parts in zip(*caches, strict=True))
-    return joined(logits), [(joined(list(keys)), joined(list(values))) for keys, values in by_layer]
+    merged: Cache = []
+    for layer_parts in zip(*caches, strict=True):
+        keys = concatenate([keys for keys, _ in layer_parts])
+        values = concatenate([values for _, values in layer_parts])
+        merged.append((keys, values))
+    return concatenate(logits), merged
 
 
-def _run(network: Network, prefixes: Sequence[tuple[int, ...]], width: int) -> tuple[Tensor, Cache]:
-    """One packed pass."""
-    device = network.device
-    segments, start = [], 0
+def _prefill_pass(
+    decoder: Decoder, prefixes: Sequence[tuple[int, ...]], width: int
+) -> tuple[Tensor, Cache]:
+    """One packed forward pass."""
+    device = decoder.device
+    segments: list[Segment] = []
+    start = 0
     for prefix in prefixes:
         segments.append(Segment(start, len(prefix)))
         start += len(prefix)
     layout = Layout(tuple(segments))
     columns = torch.arange(width)
-    # A pad repeats a real token: finite, and never looked at.
-    places = (
-        torch.stack([s.start + columns.clamp(max=s.length - 1) for s in segments])
-        .flatten()
-        .to(device)
-    )
+    # A padded cell repeats a real token: its value is finite, and the attention masks it.
+    sources = torch.stack([s.start + columns.clamp(max=s.length - 1) for s in segments])
+    sources = sources.flatten().to(device)
     cache: Cache = []
 
-    def stowed(x: Tensor) -> Tensor:
-        rows = x.index_select(0, places).view(len(segments), width, *x.shape[1:])
+    def padded(x: Tensor) -> Tensor:
+        """[tokens, kv_heads, head_dim] to [prompts, kv_heads, width, head_dim]."""
+        rows = x.index_select(0, sources).view(len(segments), width, *x.shape[1:])
         return rows.transpose(1, 2).contiguous()
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache.append((stowed(key), stowed(value)))
+        cache.append((padded(key), padded(value)))
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
         out, _ = packed_attention(
-            network.base, q, k, v, None, scaling=network.scale, packed_layout=layout
+            decoder.base, q, k, v, None, scaling=decoder.scale, packed_layout=layout
         )
         return out[0]
 
     ids = torch.tensor([token for prefix in prefixes for token in prefix], device=device)
     positions = torch.cat([torch.arange(s.length) for s in segments]).to(device)
     last = torch.tensor([s.start + s.length - 1 for s in segments], device=device)
-    return network(ids, positions, attend, last), cache
+    return decoder(ids, positions, attend, last), cache

@@ -1,4 +1,8 @@
-"""Generation by vLLM: in the trainer's process, or in servers of its own.
+"""Generation by vLLM: in the trainer's process, or in server processes.
 
-Nothing here imports vLLM before an engine starts.
+Reading order: ``make`` (from the config to an engine), ``engine`` (one vLLM engine: options,
+weights, sampling), ``in_process`` (the engine ``vllm``), ``server`` (an engine behind HTTP),
+``client`` (the engine ``vllm_server``, with servers on the trainer's nodes), ``nodes`` (servers on
+nodes that train nothing). Each package imports only those named before it, except ``make``, which
+imports them all. Nothing imports vLLM before an engine starts.
 """

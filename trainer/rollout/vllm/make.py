@@ -1,81 +1,77 @@
-"""From ``actor_rollout_ref.rollout`` to an engine of vLLM."""
+"""Build a vLLM engine from ``actor_rollout_ref.rollout``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.base.environment import rank_from_environment
+from trainer.base.rank_info import rank_from_environment
 from trainer.config.schema import Rollout
-from trainer.launch.rollout_nodes import find
+from trainer.launch.rollout_nodes import find_agents
 from trainer.models import LoadedModel
 from trainer.ranks.world import World
 from trainer.rollout.protocol import RolloutEngine
 from trainer.rollout.vllm.client.engine import VllmServerEngine
-from trainer.rollout.vllm.client.pool import Fleet, OwnNode
-from trainer.rollout.vllm.client.resources import server_environments
-from trainer.rollout.vllm.client.supervisor import Limits
-from trainer.rollout.vllm.engine.options import Options, options
+from trainer.rollout.vllm.client.pool import LocalPool, ServerPool
+from trainer.rollout.vllm.client.spec import ServerLimits
+from trainer.rollout.vllm.engine.options import Options
+from trainer.rollout.vllm.engine.resources import server_environments
 from trainer.rollout.vllm.in_process.engine import VllmEngine
-from trainer.rollout.vllm.nodes.remote_pool import Hosts
+from trainer.rollout.vllm.nodes.remote_pool import RemotePool
 
-NOTE_S = 60.0
-"""Longest wait for a host's note, which rank 0 has seen: file systems take a while to tell all
-nodes.
+ADDRESS_WAIT_S = 60.0
+"""Longest wait for node agents' addresses, which rank 0 has seen before: a shared file system takes
+a while to show a new file on all nodes.
 """
 
 
 def make_vllm_engine(
     rollout: Rollout, loaded: LoadedModel, world: World, run_dir: Path, *, eos_ids: Sequence[int]
 ) -> RolloutEngine:
-    """The engine ``vllm`` or ``vllm_server`` of this rank; logs and model folder lie in
-    ``run_dir/vllm``.
+    """Build this rank's engine, ``vllm`` or ``vllm_server``, not started yet.
+
+    Logs and the model folder go to ``run_dir/vllm``.
 
     Raises :class:`UserError` for settings that don't fit together, or when vLLM is not installed.
     """
-    ranks = rank_from_environment().local_world_size
-    wanted = options(
-        rollout, loaded.shape, next(loaded.model.parameters()).dtype, world, local_ranks=ranks
-    )
-    loaded.require_positions(wanted.max_model_len)
+    local_ranks = rank_from_environment().local_world_size
+    dtype = next(loaded.model.parameters()).dtype
+    options = Options.from_config(rollout, loaded.shape, dtype, world, local_ranks=local_ranks)
+    loaded.require_positions(rollout.prompt_length, rollout.response_length)
     if rollout.name == "vllm":
-        return VllmEngine(
-            loaded, wanted, world, eos_ids=eos_ids, folder=run_dir / "vllm" / f"rank_{world.rank}"
-        )
-    limits = Limits(
-        start_timeout_s=rollout.server.start_timeout_s,
-        timeout_s=rollout.timeout_s,
-        max_restarts=rollout.max_restarts,
-    )
-    fleet = _fleet(rollout, loaded, wanted, world, run_dir, ranks, limits)
-    return VllmServerEngine(fleet, wanted, eos_ids=eos_ids, limits=limits)
+        folder = run_dir / "vllm" / f"rank_{world.rank}"
+        return VllmEngine(loaded, options, world, eos_ids=eos_ids, folder=folder)
+    limits = ServerLimits.from_config(rollout)
+    pool = _server_pool(rollout, loaded, options, world, run_dir, local_ranks, limits)
+    return VllmServerEngine(pool, options, eos_ids=eos_ids, limits=limits)
 
 
-def _fleet(
+def _server_pool(
     rollout: Rollout,
     loaded: LoadedModel,
-    wanted: Options,
+    options: Options,
     world: World,
     run_dir: Path,
-    ranks: int,
-    limits: Limits,
-) -> Fleet:
-    replicas = rollout.server.replicas
+    local_ranks: int,
+    limits: ServerLimits,
+) -> ServerPool:
+    """Build the pool of servers: on nodes of their own if the run has such, else on this node."""
     if rollout.nnodes:
-        hosts = find(run_dir, rollout.nnodes, NOTE_S)
-        return Hosts(
-            hosts,
+        return RemotePool(
+            find_agents(run_dir, rollout.nnodes, ADDRESS_WAIT_S),
             loaded,
             world,
-            local_ranks=ranks,
+            local_ranks=local_ranks,
             run_dir=run_dir,
-            replicas=replicas,
+            replicas=rollout.server.replicas,
             limits=limits,
         )
-    folder = (
-        run_dir / "vllm" / f"node_of_rank_{world.rank - world.local_rank}"
-    )  # of the rank that keeps its servers
-    env = server_environments(
-        replicas, wanted.tensor_parallel_size, on_cpu=wanted.on_cpu, training=ranks
+    first_rank = world.rank - world.local_rank  # supervises this node's servers
+    environments = server_environments(
+        rollout.server.replicas,
+        options.tensor_parallel_size,
+        on_cpu=options.on_cpu,
+        training_gpus=local_ranks,
     )
-    return OwnNode(loaded, world, folder=folder, env=env, limits=limits)
+    folder = run_dir / "vllm" / f"node_of_rank_{first_rank}"
+    return LocalPool(loaded, world, folder=folder, environments=environments, limits=limits)

@@ -1,132 +1,59 @@
-"""The servers of one node, and the ranks' way to those of their own node."""
+"""The servers among which a rank distributes its prompts, and those of its own node."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from trainer.rollout.vllm.client.status_file import LOOPBACK, TOKEN_BYTES, Notice, State
-from trainer.rollout.vllm.client.supervisor import Keeper, Kept, Limits
+from trainer.base.connections import LOOPBACK, new_token
+from trainer.models import LoadedModel
+from trainer.ranks.world import World
+from trainer.rollout.vllm.client.node_servers import NodeServers
+from trainer.rollout.vllm.client.spec import SERVER_MODULE, ServerLimits, ServerSpec
+from trainer.rollout.vllm.client.status_file import PoolStatus, StatusFile
 from trainer.rollout.vllm.engine.model_folder import make_private, write_model_folder
 from trainer.rollout.vllm.engine.options import Options
-from trainer.rollout.vllm.server.shared_weights import Arrival, arrivals
-
-if TYPE_CHECKING:  # a host imports this, and has no use for transformers
-    from trainer.models import LoadedModel
-    from trainer.ranks.world import World
+from trainer.rollout.vllm.engine.shared_weights import incoming_tensors
 
 NONCE_BITS = 48
-SERVE = "trainer.rollout.vllm.server.serve"
-"""The module that is a server."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What the servers of a node shall be."""
+class ServerPool(Protocol):
+    """The servers that a rank uses. All ranks call ``start``, ``update_weights`` and ``close``."""
 
-    arguments: dict[str, Any]
-    """Of vLLM."""
-    env: Sequence[dict[str, str]]
-    """For each server the variables that give it a place."""
-    limits: Limits
-    module: str = SERVE
-
-
-class NodeServers:
-    """The servers that this process keeps on its node, and the weights they share. They end with
-    it.
-
-    ``folder``: private, for their logs. ``host``: the address they listen on, to those who know
-    ``token``.
-    """
-
-    def __init__(self, folder: Path, notice: Notice, *, host: str, token: str) -> None:
-        self.folder, self.notice = folder, notice
-        self._host, self._token = host, token
-        self._keepers: list[Keeper] = []
-        self._kept = Kept()
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the servers."""
-        return [keeper.pid for keeper in self._keepers if keeper.pid is not None]
-
-    def start(self, order: Order) -> None:
-        """Begin to start them; the notice tells how they stand."""
-        self.notice.begin(len(order.env))
-        for number, env in enumerate(order.env):
-            keeper = Keeper(
-                number,
-                order.arguments,
-                folder=self.folder,
-                env=env,
-                limits=order.limits,
-                notice=self.notice,
-                host=self._host,
-                token=self._token,
-                kept=self._kept,
-                module=order.module,
-            )
-            self._keepers.append(keeper)
-            keeper.start()
-
-    def take(self, weights: Iterable[Arrival], version: int) -> None:
-        """Keep these weights; the servers read them when this returns."""
-        self._kept.write(weights, version)
-        for keeper in self._keepers:
-            keeper.renew()
-
-    def close(self) -> None:
-        """End them all."""
-        if self._keepers:
-            self.notice.give_up(failed="the engine was closed")
-        for keeper in self._keepers:
-            keeper.close()
-        self._keepers = []
-        self._kept.shared.close()
-
-
-class Fleet(Protocol):
-    """All servers that a rank's prompts are dealt out over. All ranks call ``start``, ``take`` and
-    ``close``.
-    """
-
-    seats: int
-    """How many there are."""
-    first: int
-    """The one that this rank's first prompt goes to."""
-    place: str
-    """Where they are, for messages."""
+    num_slots: int
+    """Number of servers."""
+    first_slot: int
+    """The server that gets this rank's first prompt."""
+    location: str
+    """Where the servers are, for messages."""
     poll_s: float
-    """Longest time between two looks at them."""
+    """Longest time between two reads of their status while waiting, seconds."""
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that this process keeps."""
+        """Process ids of the servers that this process supervises."""
 
     def start(self, options: Options) -> None:
-        """Begin to start them."""
+        """Begin to start the servers."""
 
-    def read(self) -> State | None:
-        """How they stand now; None before that is known."""
+    def status(self) -> PoolStatus | None:
+        """Return the servers' status; None before it is known."""
 
-    def take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Hand over the weights. They are read to their end, whatever becomes of the servers."""
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Hand over the weights. All of them are consumed, even when a server is lost."""
 
     def close(self) -> None:
-        """End them."""
+        """End the servers."""
 
 
-class OwnNode:
-    """The servers on this rank's node, which local rank 0 keeps. ``folder``: private, the same for
-    all its ranks.
-    """
+class LocalPool:
+    """The servers on this rank's node, which local rank 0 supervises."""
 
     poll_s = 0.05
 
@@ -136,54 +63,63 @@ class OwnNode:
         world: World,
         *,
         folder: Path,
-        env: Sequence[dict[str, str]],
-        limits: Limits,
-        module: str = SERVE,
+        environments: Sequence[dict[str, str]],
+        limits: ServerLimits,
+        module: str = SERVER_MODULE,
     ) -> None:
-        self.seats, self.first, self.place = (
-            len(env),
-            world.local_rank,
-            f"this node; their logs are in {folder}",
-        )
-        self._loaded, self._world, self._folder = loaded, world, folder
-        self._env, self._limits, self._module = env, limits, module
-        self._notice: Notice | None = None
-        self._servers: NodeServers | None = None
+        """``folder`` is private, and the same for all ranks of the node.
+
+        ``environments`` holds for each server the variables that assign it cores or GPUs.
+        """
+        self.num_slots = len(environments)
+        self.first_slot = world.local_rank
+        self.location = f"this node; their logs are in {folder}"
+        self.servers: NodeServers | None = None
+        self._loaded = loaded
+        self._world = world
+        self._folder = folder
+        self._environments = environments
+        self._limits = limits
+        self._module = module
+        self._status_file: StatusFile | None = None
 
     @property
     def pids(self) -> list[int]:
-        """See :class:`Fleet`."""
-        return [] if self._servers is None else self._servers.pids
+        """Process ids of the servers, on local rank 0; empty on other ranks."""
+        return [] if self.servers is None else self.servers.pids
 
     def start(self, options: Options) -> None:
-        """See :class:`Fleet`."""
-        # An earlier attempt's file is never taken for this one's.
+        """Begin to start the servers, on local rank 0."""
+        # The status file of an earlier attempt has another name, and is never taken for this one's.
         nonces = self._world.vector(float(secrets.randbits(NONCE_BITS)))
+        nonce = int(nonces[self._world.rank - self._world.local_rank])
         make_private(self._folder)
-        self._notice = Notice(
-            self._folder, f"{int(nonces[self._world.rank - self._world.local_rank]):x}"
-        )
+        self._status_file = StatusFile(self._folder, f"{nonce:x}")
         if self._world.local_rank == 0:
             model = write_model_folder(self._loaded, self._folder / "model")
-            token = secrets.token_hex(TOKEN_BYTES)
-            self._servers = NodeServers(self._folder, self._notice, host=LOOPBACK, token=token)
-            arguments = options.arguments(str(model))
-            self._servers.start(
-                Order(arguments=arguments, env=self._env, limits=self._limits, module=self._module)
+            self.servers = NodeServers(
+                self._folder, self._status_file, host=LOOPBACK, token=new_token()
             )
+            spec = ServerSpec(
+                engine_args=options.engine_args(str(model)),
+                environments=self._environments,
+                limits=self._limits,
+                module=self._module,
+            )
+            self.servers.start(spec)
 
-    def read(self) -> State | None:
-        """See :class:`Fleet`."""
-        return None if self._notice is None else self._notice.read()
+    def status(self) -> PoolStatus | None:
+        """Return the servers' status; None before ``start``."""
+        return None if self._status_file is None else self._status_file.read()
 
-    def take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See :class:`Fleet`."""
-        if self._servers is not None:
-            self._servers.take(arrivals(weights), version)
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Hand over the weights, on local rank 0; other ranks only consume them."""
+        if self.servers is not None:
+            self.servers.update_weights(incoming_tensors(weights), version)
         else:
-            deque(weights, maxlen=0)  # under ZeRO 3 all ranks gather
+            deque(weights, maxlen=0)  # under ZeRO-3 all ranks take part in gathering them
 
     def close(self) -> None:
-        """See :class:`Fleet`."""
-        if self._servers is not None:
-            self._servers.close()
+        """End the servers."""
+        if self.servers is not None:
+            self.servers.close()

@@ -1,103 +1,94 @@
-"""What the servers of one node are, told from the rank that keeps them to the others through a
-file.
-"""
+"""The status of a node's servers, which the process that starts them writes for the other ranks."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.launch.rollout_nodes import Address
-
-TOKEN_BYTES = 32
-LOOPBACK = "127.0.0.1"
+from trainer.base import atomic
+from trainer.base.connections import Address
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """One server as it stands."""
+class ServerStatus:
+    """The server in one slot; after a restart another server is in the same slot."""
 
     address: Address | None
-    """None while it is not up."""
+    """None while it is not ready."""
     version: int | None
-    """Of its weights. None: none yet."""
+    """Of its weights. None: it has none yet."""
     incarnation: int
-    """How often it has been started."""
+    """How often a server has been started in this slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """All servers of a node, or of several, and why there will be no more of them."""
+class PoolStatus:
+    """All servers of a node, or of several nodes."""
 
-    seats: list[Seat]
+    slots: list[ServerStatus]
     refused: str = ""
-    """What the user has to mend."""
+    """Why there will be no more servers, for the user to fix; empty: not so."""
     failed: str = ""
-    """Why an engine could not be brought back."""
+    """Why a server could not be restarted; empty: not so."""
     restarts: int = 0
 
-    @staticmethod
-    def of(found: dict[str, Any]) -> State:
-        """From what ``asdict`` made of one."""
-        seats = [
-            Seat(**{**s, "address": s["address"] and Address(**s["address"])})
-            for s in found["seats"]
-        ]
-        return State(**{**found, "seats": seats})
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PoolStatus:
+        """Build the status from the result of ``dataclasses.asdict``."""
+        slots = []
+        for slot in values["slots"]:
+            address = None if slot["address"] is None else Address(**slot["address"])
+            slots.append(ServerStatus(**{**slot, "address": address}))
+        return cls(**{**values, "slots": slots})
 
 
-class Notice:
-    """The file with the node's state, private and replaced whole. Written by one rank, from several
-    threads.
+class StatusFile:
+    """The file with a node's :class:`PoolStatus`: private, and replaced as a whole.
+
+    One process writes it, from several threads.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{socket.gethostname()}-{name}.json"
         self._lock = threading.Lock()
-        self._state: State | None = None
+        self._status: PoolStatus | None = None
 
-    def begin(self, seats: int) -> None:
-        """Nothing is up yet."""
-        self._write(State(seats=[Seat(address=None, version=None, incarnation=0)] * seats))
+    def create(self, slots: int) -> None:
+        """Write the file with servers that are not ready."""
+        empty = ServerStatus(address=None, version=None, incarnation=0)
+        self._write(PoolStatus(slots=[empty] * slots))
 
-    def sit(self, number: int, seat: Seat, *, restarted: bool = False) -> None:
-        """Server ``number`` stands so now."""
+    def update(self, slot: int, server: ServerStatus, *, restarted: bool = False) -> None:
+        """Replace the status of one server; ``restarted`` counts a restart."""
         with self._lock:
-            state = self._known()
-            seats = [seat if i == number else s for i, s in enumerate(state.seats)]
-            self._write(_changed(state, seats=seats, restarts=state.restarts + restarted))
+            status = self._created()
+            slots = list(status.slots)
+            slots[slot] = server
+            self._write(replace(status, slots=slots, restarts=status.restarts + int(restarted)))
 
-    def give_up(self, *, refused: str = "", failed: str = "") -> None:
-        """There will be no engine."""
+    def fail(self, *, refused: str = "", failed: str = "") -> None:
+        """Tell all ranks that there will be no more servers, and why."""
         with self._lock:
-            self._write(_changed(self._known(), refused=refused, failed=failed))
+            self._write(replace(self._created(), refused=refused, failed=failed))
 
-    def read(self) -> State | None:
-        """The state, or None before there is one."""
+    def read(self) -> PoolStatus | None:
+        """Return the status, None before there is one."""
         try:
-            found = json.loads(self.path.read_text())
+            values = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return None
-        return State.of(found)
+        return PoolStatus.from_dict(values)
 
-    def _known(self) -> State:
-        if self._state is None:
-            raise RuntimeError("begin comes first")
-        return self._state
+    def _created(self) -> PoolStatus:
+        if self._status is None:
+            raise RuntimeError("the status file has not been created")
+        return self._status
 
-    def _write(self, state: State) -> None:
-        self._state = state
-        temp = self.path.with_suffix(".tmp")
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(asdict(state), file)
-        temp.replace(self.path)
-
-
-def _changed(state: State, **changes: object) -> State:
-    return State(**{**state.__dict__, **changes})
+    def _write(self, status: PoolStatus) -> None:
+        self._status = status
+        # Not durable: servers do not outlive a restart of their machine.
+        atomic.write_json(self.path, asdict(status), durable=False)

@@ -1,5 +1,6 @@
-"""A vLLM engine in this process, taken step by step. The engine ``vllm`` is one; a server holds
-one.
+"""A vLLM engine in this process that is stepped from outside.
+
+The engine ``vllm`` holds one; so does each server.
 """
 
 from __future__ import annotations
@@ -13,30 +14,34 @@ from torch import Tensor
 
 from trainer.base.errors import UserError
 from trainer.rollout.settings import KEY, Sampling
-from trainer.rollout.vllm.engine import multi_token as ahead
+from trainer.rollout.vllm.engine import multi_token
 from trainer.rollout.vllm.engine.requests import Request
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Tokens of a request; ``reason`` is None where it has not ended."""
+class RequestOutput:
+    """Tokens of one request. ``finish_reason`` is None while the request has not ended."""
 
-    key: str
+    request_id: str
     token_ids: list[int]
     log_probs: list[float]
-    reason: str | None
+    """Nats, one for each token."""
+    finish_reason: str | None
 
 
 class Core:
-    """Raises :class:`UserError` when made from a model or settings that vLLM refuses. Belongs to
-    one thread.
-    """
+    """A vLLM engine. Only one thread may use it."""
 
-    def __init__(self, arguments: dict[str, Any], executor: Any = None) -> None:
-        """``arguments``: as ``vllm.EngineArgs``; ``executor``: a class of vLLM's, in place of the
-        one that they name. The weights mean nothing before ``load``.
+    def __init__(self, arguments: dict[str, Any], executor_class: Any = None) -> None:
+        """Build the engine with weights that mean nothing before ``load_weights``.
+
+        ``arguments`` are those of ``vllm.EngineArgs``. ``executor_class`` replaces the executor
+        class of vLLM that they name.
+
+        Raises :class:`UserError` for a model or settings that vLLM refuses.
         """
-        self._guest, self._closed = torch.distributed.is_initialized(), False
+        self._inside_trainer = torch.distributed.is_initialized()
+        self._closed = False
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -45,49 +50,49 @@ class Core:
         try:
             config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
             self._engine = LLMEngine(
-                config, executor_class=executor or Executor.get_class(config), log_stats=False
+                config, executor_class=executor_class or Executor.get_class(config), log_stats=False
             )
         except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
             raise UserError(
-                f"{KEY}: vLLM refuses this model or these settings: {_said(error)} With "
-                f"{KEY}.name=hf the trainer's "
-                "own model generates"
+                f"{KEY}: vLLM refuses this model or these settings: {_first_line(error)} With "
+                f"{KEY}.name=hf the trainer's own model generates"
             ) from error
-        ahead.reserve(self._engine.engine_core.engine_core.scheduler)
+        multi_token.patch_scheduler(self._engine.engine_core.engine_core.scheduler)
         self._engine.collective_rpc("plimsoll_prepare")
 
     @property
-    def open(self) -> int:
-        """Requests under way."""
+    def num_unfinished(self) -> int:
+        """Number of requests that have not ended."""
         return int(self._engine.get_num_unfinished_requests())
 
-    def add(self, request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> None:
-        """Begin ``request``, whose key no other one under way has."""
+    def add_request(self, request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> None:
+        """Begin ``request``, whose id differs from those of all unfinished ones."""
         self._engine.add_request(
-            request.key,
+            request.request_id,
             {"prompt_token_ids": request.prompt_ids},
-            _parameters(request, sampling, eos_ids),
+            _sampling_params(request, sampling, eos_ids),
         )
 
-    def step(self) -> list[Drawn]:
-        """One token for as many as fit; those that ended by it."""
+    def step(self) -> list[RequestOutput]:
+        """Draw the next tokens of as many requests as fit; return the requests that ended."""
         return [
-            Drawn(
+            RequestOutput(
                 o.request_id,
                 list(o.outputs[0].token_ids),
                 list(o.outputs[0].logprobs.logprobs),
-                _reason(o),
+                _finish_reason(o),
             )
             for o in self._engine.step()
         ]
 
-    def abort(self, keys: Iterable[str]) -> list[Drawn]:
-        """End these requests, in the order in which they were begun; what came of those that had
-        not ended.
+    def abort_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End these requests, in the order in which they were begun.
+
+        Returns the tokens that the unfinished ones among them have so far.
         """
-        wanted = set(keys)
-        drawn = [
-            Drawn(
+        wanted = set(request_ids)
+        outputs = [
+            RequestOutput(
                 state.external_req_id,
                 list(state.detokenizer.output_token_ids),
                 list(state.logprobs_processor.logprobs.logprobs),
@@ -96,65 +101,73 @@ class Core:
             for state in self._engine.output_processor.request_states.values()
             if state.external_req_id in wanted
         ]
-        for (
-            one
-        ) in drawn:  # of several vLLM makes a set, whose order differs from one process to the next
-            self._engine.abort_request([one.key])
-        return drawn
+        # One at a time: vLLM turns several into a set, whose order differs between processes.
+        for output in outputs:
+            self._engine.abort_request([output.request_id])
+        return outputs
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The trainer's weights, and no cache of older ones. Only while nothing is under way."""
-        self._engine.collective_rpc("plimsoll_load", args=(weights,))
-        self._forget()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load the trainer's weights and drop cached prompts of older ones.
 
-    def load_shared(self, path: str, table: str) -> None:
-        """The same from memory that another process shares
-        (``trainer.rollout.vllm.server.shared_weights``).
+        Only while no request is unfinished.
         """
-        self._engine.collective_rpc("plimsoll_load_shared", args=(path, table))
-        self._forget()
+        self._engine.collective_rpc("plimsoll_load_weights", args=(weights,))
+        self._reset_prefix_cache()
+
+    def load_shared_weights(self, path: str, table: str) -> None:
+        """Load weights as ``load_weights`` does, from memory that another process shares.
+
+        ``path`` and ``table`` are those of
+        :class:`trainer.rollout.vllm.engine.shared_weights.SharedWeights`.
+        """
+        self._engine.collective_rpc("plimsoll_load_shared_weights", args=(path, table))
+        self._reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Weights to the host and the cache away."""
+        """Move the weights to the host and free the key-value cache."""
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
-        """Take both again."""
+        """Undo ``sleep``."""
         self._engine.wake_up()
 
     def close(self) -> None:
-        """Give everything back; twice is fine. vLLM's own way would take the trainer's process
-        groups down with its own.
+        """Release all memory and processes. May be called twice.
+
+        Inside the trainer vLLM's own shutdown would destroy the trainer's process groups as well.
         """
         if self._closed:
             return
         self._closed = True
-        if not self._guest:
+        if not self._inside_trainer:
             self._engine.engine_core.shutdown()
             return
         from vllm.distributed import parallel_state
 
-        # it would do the same as soon as nobody knows the engine
+        # The finalizer would call vLLM's own shutdown when the engine is garbage-collected.
         self._engine.engine_core._finalizer.detach()
         inner = self._engine.engine_core.engine_core
         inner.structured_output_manager.clear_backend()
         inner.model_executor.shutdown()
         inner.scheduler.shutdown()
         parallel_state.destroy_model_parallel()
-        world, parallel_state._WORLD = parallel_state._WORLD, None
+        world = parallel_state._WORLD
+        parallel_state._WORLD = None
         if world is not None:
             world.destroy()
 
-    def _forget(self) -> None:
+    def _reset_prefix_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM keeps cached prompts of older weights: a request is still under way"
+                "vLLM keeps cached prompts of older weights: a request is still unfinished"
             )
 
 
-def _parameters(request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> Any:
-    """What vLLM itself has to know; how to draw it passes on (see
-    ``trainer.rollout.vllm.engine.sampler``).
+def _sampling_params(request: Request, sampling: Sampling, eos_ids: Sequence[int]) -> Any:
+    """Return vLLM's parameters of ``request``.
+
+    Temperature, top-k and top-p reach :mod:`trainer.rollout.vllm.engine.sampler` as extra
+    arguments; vLLM's own sampler is not used.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -165,7 +178,7 @@ def _parameters(request: Request, sampling: Sampling, eos_ids: Sequence[int]) ->
         temperature=0.0,
         max_tokens=request.max_tokens,
         stop_token_ids=list(eos_ids),
-        ignore_eos=True,  # the ones above are all
+        ignore_eos=True,  # stop_token_ids holds all end tokens
         logprobs=0,  # of the drawn token only
         flat_logprobs=True,
         detokenize=False,
@@ -175,10 +188,11 @@ def _parameters(request: Request, sampling: Sampling, eos_ids: Sequence[int]) ->
     )
 
 
-def _reason(output: Any) -> str:
+def _finish_reason(output: Any) -> str:
     return "stop" if output.outputs[0].finish_reason == "stop" else "length"
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."
+    text = lines[0] if lines else type(error).__name__
+    return text.rstrip(".") + "."

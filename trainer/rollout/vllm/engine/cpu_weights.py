@@ -1,9 +1,9 @@
-"""Weights on a CPU: one copy when they come, and each matrix packed when it is first used.
+"""Weight loading on a CPU: one copy on arrival, and each matrix packed when it is first used.
 
-vLLM's own way to new weights builds each layer anew, keeps what was sent until the layer is whole,
-and copies it three times; on a GPU, or where a model is split, that is the way. What vLLM
-multiplies with on a CPU is packed, which doubles the speed of decoding and takes several times as
-long as copying.
+vLLM's own ``reload_weights`` builds each layer anew, holds what has arrived until the layer is
+complete, and copies it three times; it is used on a GPU and for a model that is split. On a CPU
+vLLM multiplies with packed matrices: packing doubles the speed of decoding and takes several times
+as long as a copy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 
 def can_pack(model: Any) -> bool:
-    """Whether all linear layers of vLLM's ``model`` are packed ones that ``load_plain`` knows, on
-    one worker.
+    """Whether ``load_weights`` can load vLLM's ``model``.
+
+    All its linear layers have to be unquantised, multiplied by a CPU kernel, and on one worker.
     """
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
@@ -30,52 +31,40 @@ def can_pack(model: Any) -> bool:
     )
 
 
-def load_plain(model: Any, weights: Iterable[tuple[str, Tensor]], *, lasting: bool = False) -> None:
-    """Copy ``weights``, named as in transformers, each before the next one is asked for.
-    ``lasting``: they stay as they are until the next ones are loaded; then a matrix is not copied
-    but packed from where it is.
+def load_weights(
+    model: Any, weights: Iterable[tuple[str, Tensor]], *, persistent: bool = False
+) -> None:
+    """Copy ``weights``, named as in transformers, each before the next one is requested.
 
-    Raises KeyError for a name that vLLM's model has no place for.
+    ``persistent``: the tensors stay unchanged until the next load; a matrix is then packed straight
+    from its tensor, without a copy.
+
+    Raises KeyError for a name that vLLM's model has no module for.
     """
     from vllm.model_executor.layers.linear import LinearBase
 
     modules = dict(model.named_modules())
-    left: dict[Any, dict[int, Tensor]] = {}
-    fused = {
-        part: (name, i)
-        for name, parts in model.packed_modules_mapping.items()
-        for i, part in enumerate(parts)
-    }
+    fused_parts = _fused_parts(model)
+    persistent_parts: dict[Any, dict[int, Tensor]] = {}
     for name, tensor in weights:
         path, kind = name.rsplit(".", 1)
-        parent, _, last = path.rpartition(".")
-        whole, part = fused.get(last, (last, None))
-        module = modules[f"{parent}.{whole}" if parent else whole]
-        if lasting and kind == "weight" and isinstance(module, LinearBase):
-            left.setdefault(module, {})[part or 0] = tensor
+        parent, _, leaf = path.rpartition(".")
+        fused_name, part = fused_parts.get(leaf, (leaf, None))
+        module = modules[f"{parent}.{fused_name}" if parent else fused_name]
+        if persistent and kind == "weight" and isinstance(module, LinearBase):
+            persistent_parts.setdefault(module, {})[part or 0] = tensor
             continue
-        held = module.get_parameter(kind)
-        if held.numel() == 0:  # it was packed
-            shape = (module.output_size_per_partition, module.input_size_per_partition)
-            held = module.weight = nn.Parameter(
-                torch.empty(shape, dtype=held.dtype), requires_grad=False
-            )
-            _pack_on_use(module)
-        rows = slice(0, len(tensor))
-        if part is not None:
-            start = sum(module.output_sizes[:part])
-            rows = slice(start, start + module.output_sizes[part])
-        held.data[rows].copy_(tensor)
-    for module, parts in left.items():
+        _copy_parameter(module, kind, tensor, part)
+    for module, parts in persistent_parts.items():
         module.weight = nn.Parameter(next(iter(parts.values())).new_empty(0), requires_grad=False)
-        _pack_on_use(module, [parts[i] for i in sorted(parts)])
+        _pack_on_first_use(module, [parts[i] for i in sorted(parts)])
     head = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
-        _pack_on_use(head)
+        _pack_on_first_use(head)
 
 
-def drop_unused(model: Any) -> None:
-    """vLLM packs the embedding as well, which is only looked up."""
+def skip_embedding_packing(model: Any) -> None:
+    """Undo vLLM's packing of the input embedding, which is never multiplied with."""
     from vllm.model_executor.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         VocabParallelEmbedding,
@@ -86,21 +75,49 @@ def drop_unused(model: Any) -> None:
             module.cpu_linear = nn.functional.linear
 
 
-def pack_head(model: Any) -> None:
-    """The packed copy that an output projection has beside its weight. vLLM's own reloading forgets
-    it where the weight is the embedding's: it would go on with the one it was built with.
+def pack_lm_head(model: Any) -> None:
+    """Pack the output projection anew after vLLM's ``reload_weights``.
+
+    vLLM leaves the packed copy out where the weight is shared with the embedding, and would go on
+    with the one that it was built with.
     """
     head: Any = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
 
 
-def _pack_on_use(module: Any, parts: Sequence[Tensor] = ()) -> None:
-    """vLLM packs a copy and drops the plain weight, unless another layer shares it. ``parts``: of
-    the weight, one below the other; none: it is in its place.
+def _fused_parts(model: Any) -> dict[str, tuple[str, int]]:
+    """Return for each module name of transformers the fused module of vLLM and the part in it."""
+    fused: dict[str, tuple[str, int]] = {}
+    for name, parts in model.packed_modules_mapping.items():
+        for number, part in enumerate(parts):
+            fused[part] = (name, number)
+    return fused
+
+
+def _copy_parameter(module: Any, kind: str, tensor: Tensor, part: int | None) -> None:
+    """Copy ``tensor`` into parameter ``kind`` of ``module``, or into the rows of its ``part``."""
+    parameter = module.get_parameter(kind)
+    if parameter.numel() == 0:  # packing has dropped it
+        shape = (module.output_size_per_partition, module.input_size_per_partition)
+        parameter = nn.Parameter(torch.empty(shape, dtype=parameter.dtype), requires_grad=False)
+        module.weight = parameter
+        _pack_on_first_use(module)
+    rows = slice(0, len(tensor))
+    if part is not None:
+        start = sum(module.output_sizes[:part])
+        rows = slice(start, start + module.output_sizes[part])
+    parameter.data[rows].copy_(tensor)
+
+
+def _pack_on_first_use(module: Any, parts: Sequence[Tensor] = ()) -> None:
+    """Let the first multiplication with ``module``'s weight pack it.
+
+    vLLM packs a copy and drops the plain weight, unless another layer shares it. ``parts`` are
+    concatenated to the weight first; without any the weight is already in place.
     """
 
-    def first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def first_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if parts:
             whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
             module.weight = nn.Parameter(whole, requires_grad=False)
@@ -108,4 +125,4 @@ def _pack_on_use(module: Any, parts: Sequence[Tensor] = ()) -> None:
         product: Tensor = module.cpu_linear(x, module.weight, bias)
         return product
 
-    module.cpu_linear = first
+    module.cpu_linear = first_linear

@@ -1,4 +1,4 @@
-"""What vLLM finds around it, and what it must not leave behind in the trainer's process."""
+"""The environment in which vLLM is loaded, and the repair of what it changes in the process."""
 
 from __future__ import annotations
 
@@ -16,58 +16,66 @@ from typing import Any
 import numpy as np
 import torch
 
-FIXED = {
+VLLM_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "DO_NOT_TRACK": "1",
-    # One sampler for all: its log-probs are taken at the run's temperature.
+    # The sampler is installed in the V1 model runner.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # Threads stay where the system puts them: bound, they would sit on the trainer's cores.
+    # Threads stay where the system puts them: bound, they would share the trainer's cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The engine runs where it is made, not in a process below it; its log goes where it is sent.
+    # The engine runs in the process that makes it; its log goes to the file chosen below.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CONFIGURE_LOGGING": "0",
 }
-RESTORED = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "TOKENIZERS_PARALLELISM")
+RESTORED_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "TOKENIZERS_PARALLELISM")
 
 
 @contextmanager
-def guest(log: Path | None) -> Iterator[None]:
-    """vLLM is imported and loaded inside. Its log goes to ``log`` (None: standard error); random
-    numbers, thread count and variables that other processes inherit are afterwards what they were.
+def isolated_vllm(log: Path | None) -> Iterator[None]:
+    """Context in which vLLM is imported and loaded.
+
+    vLLM logs to ``log`` (None: standard error). On exit the random number generators, the thread
+    count and variables that other processes inherit are what they were before.
     """
-    kept = {name: os.environ.get(name) for name in RESTORED}
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    os.environ.update(FIXED)
+    environment = {name: os.environ.get(name) for name in RESTORED_VARIABLES}
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
+    set_num_threads = torch.set_num_threads
+    threads = torch.get_num_threads()
+    os.environ.update(VLLM_ENVIRONMENT)
     _log_to(log)
-    _let_llvmlite_be_looked_at()
+    _fix_llvmlite_dict()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logging.getLogger("torch._library.triton").setLevel(
-                logging.ERROR
-            )  # on a CPU it isn't there
+            # It warns on a CPU, where there is no Triton.
+            logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
             yield
-        # vLLM makes many small objects with every token; what was loaded need not be looked through
-        # each time.
+        # vLLM makes many small objects with every token; freezing what is loaded keeps the garbage
+        # collector from going through it each time.
         gc.collect()
         gc.freeze()
     finally:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        _restore(environment)
+
+
+def _restore(environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _log_to(path: Path | None) -> None:
-    """Let vLLM write to ``path``, for its owner's eyes only, and nowhere else."""
+    """Let vLLM log to ``path``, which only its owner can read, and nowhere else."""
     logger = logging.getLogger("vllm")
     for old in list(logger.handlers):
         logger.removeHandler(old)
@@ -84,20 +92,22 @@ def _log_to(path: Path | None) -> None:
     logger.propagate = False
 
 
-def _let_llvmlite_be_looked_at() -> None:
-    """vLLM asks every object of every module for its ``__dict__``; numba's compiler library answers
-    with a function of that name, at which vLLM falls over.
+def _fix_llvmlite_dict() -> None:
+    """Let the ``__dict__`` of llvmlite's library object raise AttributeError.
+
+    vLLM reads ``__dict__`` of every object of every module; numba's compiler library answers with a
+    function of that name, and vLLM crashes.
     """
     module = sys.modules.get("llvmlite.binding.ffi")
-    kind: Any = type(getattr(module, "lib", None))
-    made = getattr(kind, "__getattr__", None)
-    if made is None or hasattr(made, "looked_at"):
+    library_class: Any = type(getattr(module, "lib", None))
+    original = getattr(library_class, "__getattr__", None)
+    if original is None or hasattr(original, "without_dict"):
         return
 
-    def find(self: Any, name: str) -> Any:
+    def get_attribute(self: Any, name: str) -> Any:
         if name == "__dict__":
             raise AttributeError(name)
-        return made(self, name)
+        return original(self, name)
 
-    find.looked_at = True  # type: ignore[attr-defined]
-    kind.__getattr__ = find
+    get_attribute.without_dict = True  # type: ignore[attr-defined]
+    library_class.__getattr__ = get_attribute

@@ -1,4 +1,4 @@
-"""A model folder without weights: what vLLM builds the model from, which the trainer then fills."""
+"""A model folder without weights, from which vLLM builds the model that the trainer then fills."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def write_model_folder(loaded: LoadedModel, folder: Path) -> Path:
-    """Config and tokenizer of ``loaded`` in the new, private ``folder``; what an earlier attempt
-    left there goes.
+    """Write config and tokenizer of ``loaded`` to the private ``folder``, and return it.
+
+    What an earlier attempt left in ``folder`` is deleted.
     """
     if folder.exists():
         shutil.rmtree(folder)
@@ -29,19 +30,18 @@ def write_model_folder(loaded: LoadedModel, folder: Path) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make ``folder`` and what is missing above it, for the owner's eyes only."""
+    """Make ``folder`` and its missing parents, readable by their owner only."""
     for missing in reversed([p for p in (folder, *folder.parents) if not p.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def check_architecture(loaded: LoadedModel) -> None:
-    """Raises :class:`UserError` for a model that vLLM has no code for. Imports vLLM."""
+    """Raise :class:`UserError` for an architecture that vLLM does not support. Imports vLLM."""
     from vllm import ModelRegistry
 
     name = type(loaded.model).__name__
     if name not in ModelRegistry.get_supported_archs():
         raise UserError(
             f"{KEY}.name: vLLM has no {name}, the architecture of {loaded.source}; set "
-            f"{KEY}.name=hf, which generates "
-            "with the trainer's own model"
+            f"{KEY}.name=hf, which generates with the trainer's own model"
         )

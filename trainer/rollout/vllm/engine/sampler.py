@@ -1,10 +1,9 @@
-"""Draws tokens inside vLLM's worker as the hf engine draws them: the same random numbers, the same
-log-probs.
+"""Sampling inside vLLM's worker, with the random numbers and log-probs of the hf engine.
 
-vLLM's own sampler would do with a seed for each request, but then a response that is stopped and
-gone on with is another one; it makes a random number for every token of the vocabulary; and it has
-log-probs before the temperature, or after it *and* after top-p and top-k, not those that a training
-pass gives.
+vLLM's own sampler could be seeded for each request, but a response that is stopped and continued
+would then be another one; it makes a random number for every token of the vocabulary; and its
+log-probs are those before the temperature, or after the temperature *and* top-p and top-k, neither
+of which a training pass computes.
 """
 
 from __future__ import annotations
@@ -18,111 +17,119 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.rollout.hf.sampling import choose, uniforms
+from trainer.rollout.hf.sampling import sample_tokens, uniforms
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.engine.requests import Request
 
-ARGUMENT = "plimsoll"
-"""Extra argument of a request: how it draws. Its random numbers are kept there too, and go with
-it.
+EXTRA_ARGUMENT = "plimsoll"
+"""The extra argument of a request that holds its sampling. Its current block of random numbers is
+cached there as well, so that both end together.
 """
 BLOCK = 64
-"""Positions whose random numbers are made at a time."""
+"""Number of positions whose random numbers are made at once."""
 
 
 def extra_arguments(request: Request, sampling: Sampling) -> dict[str, Any]:
-    """What a request tells the sampler; plain data, since it may travel to another process."""
+    """Return what the sampler needs of a request, as plain data that may be sent to a process."""
     return {
-        ARGUMENT: {
+        EXTRA_ARGUMENT: {
             "seed": request.seed % 2**64,
             "step": request.step,
             "sample": request.sample_id,
             "position": request.position,
-            "how": asdict(sampling),
+            "sampling": asdict(sampling),
         }
     }
 
 
-def install(runner: Any) -> None:
-    """Let vLLM's model ``runner`` draw so."""
-    states: list[Any] = []
-    rows = Rows([])
+def patch_model_runner(runner: Any) -> None:
+    """Replace the sampler of vLLM's model ``runner``."""
+    batch_states: list[Any] = []
+    rows = BatchRows([])
 
     def forward(logits: Tensor, *_: Any, **__: Any) -> Any:
-        nonlocal states, rows
+        nonlocal batch_states, rows
         batch = runner.input_batch
-        now = [runner.requests[key] for key in batch.req_ids]
-        if now != states:  # the same objects: a key may come again
-            states, rows = now, Rows([state.sampling_params.extra_args[ARGUMENT] for state in now])
+        states = [runner.requests[request_id] for request_id in batch.req_ids]
+        if states != batch_states:  # compares objects: an id may be used again
+            batch_states = states
+            rows = BatchRows([s.sampling_params.extra_args[EXTRA_ARGUMENT] for s in states])
         count = batch.num_reqs
-        return _output(
-            *draw(logits, rows, batch.num_tokens_no_spec[:count] - batch.num_prompt_tokens[:count])
-        )
+        num_drawn = batch.num_tokens_no_spec[:count] - batch.num_prompt_tokens[:count]
+        return _sampler_output(*sample(logits, rows, num_drawn))
 
     runner.sampler.forward = forward
 
 
-class Rows:
-    """The requests of a batch, in the order of its rows, and the random numbers they draw with
-    next.
-    """
+class BatchRows:
+    """The requests of a batch, one for each row of logits, and their next random numbers."""
 
     def __init__(self, arguments: Sequence[dict[str, Any]]) -> None:
-        """``arguments``: what :func:`extra_arguments` told of each."""
+        """``arguments``: for each row the result of :func:`extra_arguments`."""
         self._arguments = list(arguments)
         self._position = np.array([a["position"] for a in arguments], dtype=np.int64)
-        self._start = np.full(len(arguments), -1, dtype=np.int64)
+        self._block_start = np.full(len(arguments), -1, dtype=np.int64)
         self._numbers = np.empty((len(arguments), BLOCK))
-        self._all = np.arange(len(arguments))
-        ways: dict[tuple[Any, ...], list[int]] = {}
+        self._all_rows = np.arange(len(arguments))
+        by_sampling: dict[tuple[Any, ...], list[int]] = {}
         for row, argument in enumerate(arguments):
-            ways.setdefault(tuple(argument["how"].values()), []).append(row)
-        self.ways = [(Sampling(**arguments[rows[0]]["how"]), rows) for rows in ways.values()]
-        """How rows are drawn, and which ones so."""
+            by_sampling.setdefault(tuple(argument["sampling"].values()), []).append(row)
+        self.by_sampling = [
+            (Sampling(**arguments[rows[0]]["sampling"]), rows) for rows in by_sampling.values()
+        ]
+        """Each sampling of the batch, and the rows that use it."""
 
     def __len__(self) -> int:
         return len(self._arguments)
 
-    def numbers(self, drawn: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-        """float64 [rows]: of each, the number of the token behind ``drawn`` [rows] others. A row
-        that is not through its prompt asks in vain.
+    def random_numbers(self, num_drawn: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+        """Return float64 [rows]: the number of each row's next token, in (0, 1).
+
+        ``num_drawn`` int [rows] is the number of tokens that each row has. Nobody uses the number
+        of a row that is still in its prefill.
         """
-        position = self._position + drawn
-        start = position // BLOCK * BLOCK
-        for row in np.flatnonzero(start != self._start):
-            argument, first = self._arguments[row], int(start[row])
-            if argument.get("start") != first:
-                made = uniforms(
-                    argument["seed"], argument["step"], [argument["sample"]], first, BLOCK
+        position = self._position + num_drawn
+        block_start = position // BLOCK * BLOCK
+        for row in np.flatnonzero(block_start != self._block_start):
+            argument = self._arguments[row]
+            start = int(block_start[row])
+            if argument.get("start") != start:
+                block = uniforms(
+                    argument["seed"], argument["step"], [argument["sample"]], start, BLOCK
                 )
-                argument["start"], argument["numbers"] = first, made[0].numpy()
-            self._start[row], self._numbers[row] = first, argument["numbers"]
-        found: npt.NDArray[np.float64] = self._numbers[self._all, position - start]
-        return found
+                argument["start"] = start
+                argument["numbers"] = block[0].numpy()
+            self._block_start[row] = start
+            self._numbers[row] = argument["numbers"]
+        numbers: npt.NDArray[np.float64] = self._numbers[self._all_rows, position - block_start]
+        return numbers
 
 
-def draw(logits: Tensor, rows: Rows, drawn: npt.NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
-    """Token int64 [rows] and log-prob float32 [rows] of each row, which has ``drawn`` int [rows]
-    tokens.
+def sample(
+    logits: Tensor, rows: BatchRows, num_drawn: npt.NDArray[np.integer[Any]]
+) -> tuple[Tensor, Tensor]:
+    """Draw the next token of each row.
+
+    ``logits`` [rows, vocabulary] may be overwritten; ``num_drawn`` int [rows] is the number of
+    tokens that each row has. Returns tokens int64 [rows] and log-probs float32 [rows], nats.
     """
     if len(rows) != len(logits):
         raise RuntimeError(f"{len(logits)} rows of logits for {len(rows)} requests")
     u = None
-    if not all(how.greedy for how, _ in rows.ways):
-        u = torch.from_numpy(rows.numbers(drawn)).to(logits.device)
-    if len(rows.ways) == 1:
-        return choose(logits, u, rows.ways[0][0])
+    if not all(sampling.greedy for sampling, _ in rows.by_sampling):
+        u = torch.from_numpy(rows.random_numbers(num_drawn)).to(logits.device)
+    if len(rows.by_sampling) == 1:
+        return sample_tokens(logits, u, rows.by_sampling[0][0])
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     log_probs = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
-    for how, places in rows.ways:
-        where = torch.tensor(places, device=logits.device)
-        tokens[where], log_probs[where] = choose(
-            logits[where], None if u is None or how.greedy else u[where], how
-        )
+    for sampling, row_numbers in rows.by_sampling:
+        index = torch.tensor(row_numbers, device=logits.device)
+        numbers = None if u is None or sampling.greedy else u[index]
+        tokens[index], log_probs[index] = sample_tokens(logits[index], numbers, sampling)
     return tokens, log_probs
 
 
-def _output(tokens: Tensor, log_probs: Tensor) -> Any:
+def _sampler_output(tokens: Tensor, log_probs: Tensor) -> Any:
     from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
     ids = tokens.to(torch.int32).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker: it takes the trainer's weights, and draws as the trainer does.
+"""Methods added to vLLM's worker: it takes the trainer's weights and samples as the trainer does.
 
 vLLM mixes :class:`Extension` into its worker class; the methods are called by name through
 ``collective_rpc``.
@@ -12,44 +12,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.rollout.vllm.engine import multi_token as ahead
-from trainer.rollout.vllm.engine import sampler
-from trainer.rollout.vllm.engine.cpu_kernels import use_kernels
-from trainer.rollout.vllm.engine.cpu_weights import can_pack, drop_unused, load_plain, pack_head
-from trainer.rollout.vllm.server.shared_weights import Reader
+from trainer.rollout.vllm.engine import cpu_weights, multi_token, sampler
+from trainer.rollout.vllm.engine.cpu_kernels import use_cpu_kernels
+from trainer.rollout.vllm.engine.shared_weights import SharedWeightsReader
 
 
 class Extension:
-    """Methods that vLLM's worker gains."""
+    """Base class that vLLM gives its worker."""
 
     model_runner: Any
 
     def plimsoll_prepare(self) -> None:
-        """From now on tokens are drawn as the hf engine draws them."""
-        self._plimsoll_reader = Reader()
-        sampler.install(self.model_runner)
-        ahead.install(self.model_runner)
+        """Replace vLLM's sampler and, where possible on a CPU, its kernels."""
+        self._plimsoll_reader = SharedWeightsReader()
+        sampler.patch_model_runner(self.model_runner)
+        multi_token.patch_model_runner(self.model_runner)
         model = self.model_runner.get_model()
-        if can_pack(model):
-            use_kernels(model)
-            drop_unused(model)
+        if cpu_weights.can_pack(model):
+            use_cpu_kernels(model)
+            cpu_weights.skip_embedding_packing(model)
 
-    def plimsoll_load(
-        self, weights: Iterable[tuple[str, Tensor]], *, lasting: bool = False
+    def plimsoll_load_weights(
+        self, weights: Iterable[tuple[str, Tensor]], *, persistent: bool = False
     ) -> None:
-        """Take the trainer's weights, under their names there; fused, split and packed as vLLM
-        wants them. ``lasting``: they stay until the next ones come.
+        """Load weights under their names in the trainer; fuse, split and pack them for vLLM.
+
+        ``persistent``: the tensors stay unchanged until the next load.
         """
         model = self.model_runner.get_model()
         with torch.no_grad():
-            if can_pack(model):
-                load_plain(model, weights, lasting=lasting)
+            if cpu_weights.can_pack(model):
+                cpu_weights.load_weights(model, weights, persistent=persistent)
             else:
                 self.model_runner.reload_weights(weights_iterator=iter(weights))
-                pack_head(model)
+                cpu_weights.pack_lm_head(model)
 
-    def plimsoll_load_shared(self, path: str, table: str) -> None:
-        """The same from the memory that the trainer shares, and changes only to bring the next
-        ones.
-        """
-        self.plimsoll_load(self._plimsoll_reader.read(path, table), lasting=True)
+    def plimsoll_load_shared_weights(self, path: str, table: str) -> None:
+        """Load weights from shared memory, which the trainer changes only for the next load."""
+        self.plimsoll_load_weights(self._plimsoll_reader.read(path, table), persistent=True)

@@ -1,21 +1,22 @@
-"""A generation of an engine in the trainer's process: it takes a step when somebody asks for the
-next group.
+"""A generation of an engine in the trainer's process, stepped whenever the next group is requested.
 
-Where several ranks share the engine (``Shards``), a step is one that all of them take. The
-protocol:
+Where several ranks share the engine (``Shards``), all of them take every step. The protocol:
 
-1. ``generate`` is called on all of them; each tells its requests, and each begins those of all in one order.
-2. A *turn* is one exchange (does a rank leave? did all draw the same?), the end of what those who leave have open, and
-   one step of the engine if anything is open still. What is open is known to all: they stop turning together.
-3. A rank turns while it waits for a group of its own. Before it hands out its last one, and when it has none, it turns
-   until nothing is open anywhere: after that nobody need come back. One that leaves early (``stop``) says so and then
-   turns as well.
+1. ``generate`` is called on all of them. They exchange their requests, and each begins all of them
+   in the same order.
+2. A *round* is one exchange (does a rank leave? did all draw the same tokens?), the abort of the
+   unfinished requests of ranks that leave, and one step of the engine if any request is unfinished.
+   All ranks know which are, so they stop together.
+3. A rank runs rounds while it waits for a group of its own. Before it yields its last group, or
+   when it has none, it runs rounds until no request is unfinished on any rank: after that no other
+   rank needs it. A rank that leaves early (``stop``) says so in the exchange and then runs rounds
+   as well.
 
-So whoever waits in a turn waits for ranks that are busy with a group they were handed, and are
-bound by the protocol of ``Generation`` to come back; and no rank goes on to an exchange of the
-trainer's before all have ended. Logits that are not finite are seen by all in the same turn. A rank
-whose engine fails in a step closes it, which ends the others' wait in the middle of theirs (between
-GPUs only the time-out does); any other error of one rank ends it with its process.
+So a rank that waits in a round waits for ranks that are busy with a group they were given, which
+the protocol of ``Generation`` obliges to come back; and no rank goes on to another exchange of the
+trainer before all have ended. All ranks notice logits that are not finite in the same round. A rank
+whose engine fails in a step closes it, which ends the others' wait within theirs (between GPUs only
+the time-out does); any other error of one rank ends it with its process.
 """
 
 from __future__ import annotations
@@ -24,202 +25,151 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from typing import Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from trainer.rollout.protocol import EngineFailed, Finished, NotFiniteError
+from trainer.rollout.protocol import EngineFailed, FinishedGroup, NotFiniteError
 from trainer.rollout.settings import Sampling
-from trainer.rollout.vllm.engine.core import Drawn
-from trainer.rollout.vllm.engine.requests import Request, Tally
+from trainer.rollout.vllm.engine.core import RequestOutput
+from trainer.rollout.vllm.engine.requests import Request, RequestTracker
+from trainer.rollout.vllm.in_process.request_exchange import gather_requests
 from trainer.rollout.vllm.in_process.shards import Shards
 
 SEPARATOR = "/"
-FIELDS = ("number", "place", "max_tokens", "step", "sample_id", "position")
-"""Of a request, in the order in which they are shared, before the prompt's length and the
-prompt.
-"""
+"""Between the shard and the request id, in the engine's id of a request."""
 
 
-class Stepped(Protocol):
-    """What of :class:`trainer.rollout.vllm.engine.core.Core` is needed here."""
+class SteppedEngine(Protocol):
+    """The part of :class:`trainer.rollout.vllm.engine.core.Core` that a generation needs."""
 
     @property
-    def open(self) -> int:
-        """Requests under way."""
+    def num_unfinished(self) -> int:
+        """Number of requests that have not ended."""
 
-    def add(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
-        """Begin one."""
+    def add_request(self, request: Request, sampling: Sampling, eos_ids: list[int]) -> None:
+        """Begin a request."""
 
-    def step(self) -> list[Drawn]:
-        """Those that ended by it."""
+    def step(self) -> list[RequestOutput]:
+        """Draw tokens; return the requests that ended."""
 
-    def abort(self, keys: Iterable[str]) -> list[Drawn]:
-        """End some."""
+    def abort_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests; return the tokens of the unfinished ones."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
 
-class Steps:
-    """A generation under way. ``rows``: requests that the engine draws at once; ``stats`` is
-    filled.
-    """
+class InProcessGeneration:
+    """A :class:`trainer.rollout.protocol.Generation` under way."""
 
     def __init__(
         self,
-        core: Stepped,
+        core: SteppedEngine,
         shards: Shards,
-        tally: Tally,
+        tracker: RequestTracker,
         sampling: Sampling,
         eos_ids: list[int],
         *,
-        rows: int,
+        max_num_seqs: int,
         stats: dict[str, float],
     ) -> None:
-        self._core, self._shards, self._tally, self._rows, self._stats = (
-            core,
-            shards,
-            tally,
-            rows,
-            stats,
-        )
-        self._steps = self._busy = self._sum = 0
-        self._open: dict[str, int] = {}
-        """Key of the engine's: whose it is."""
+        """``stats`` is filled when the generation ends or is stopped."""
+        self._core = core
+        self._shards = shards
+        self._tracker = tracker
+        self._max_num_seqs = max_num_seqs
+        self._stats = stats
+        self._steps = 0
+        self._busy_rows = 0
+        self._checksum = 0
+        """Of all tokens that ended requests drew, to compare between shards."""
+        self._shard_of: dict[str, int] = {}
+        """The shard of each unfinished request, by the engine's id."""
         stats.clear()
-        for whose, request in _everybodys(shards, tally.open):
-            key = f"{whose}{SEPARATOR}{request.key}"
-            core.add(request.renamed(key), sampling, eos_ids)
-            self._open[key] = whose
-        if not tally.open:  # nobody may ask this rank again
-            self._drive()
+        for shard, request in gather_requests(shards, tracker.unfinished):
+            engine_id = f"{shard}{SEPARATOR}{request.request_id}"
+            core.add_request(request.with_id(engine_id), sampling, eos_ids)
+            self._shard_of[engine_id] = shard
+        if not tracker.unfinished:  # nobody may iterate on this rank, and the others need its steps
+            self._run_rounds()
 
-    def __iter__(self) -> Iterator[Finished]:
+    def __iter__(self) -> Iterator[FinishedGroup]:
         try:
-            while self._tally.open:
-                yield from self._tally.take()
-                self._turn()
-            self._drive()
-            yield from self._tally.take()
+            while self._tracker.unfinished:
+                yield from self._tracker.pop_finished()
+                self._run_round()
+            self._run_rounds()
+            yield from self._tracker.pop_finished()
         finally:
-            self._count()
+            self._write_stats()
 
-    def stop(self) -> list[Finished]:
-        """See :class:`trainer.rollout.protocol.Generation`."""
-        self._drive(leaving=True)
-        self._count()
-        return self._tally.stop()
+    def stop(self) -> list[FinishedGroup]:
+        """End early; return all groups not yielded yet, unfinished samples "aborted"."""
+        self._run_rounds(leaving=True)
+        self._write_stats()
+        return self._tracker.abort()
 
-    def _drive(self, *, leaving: bool = False) -> None:
-        """Until nothing is open anywhere."""
-        while self._open:
-            self._turn(leaving=leaving)
+    def _run_rounds(self, *, leaving: bool = False) -> None:
+        """Run rounds until no request is unfinished on any rank."""
+        while self._shard_of:
+            self._run_round(leaving=leaving)
 
-    def _turn(self, *, leaving: bool = False) -> None:
-        told = self._shards.tell([int(leaving), self._sum, len(self._open)])
-        if any(row[1:] != told[0][1:] for row in told):
+    def _run_round(self, *, leaving: bool = False) -> None:
+        """Exchange, abort the requests of leaving ranks, and step.
+
+        Raises EngineFailed when shards drew different tokens or the engine fails, NotFiniteError
+        when logits are not finite.
+        """
+        rows = self._shards.gather([int(leaving), self._checksum, len(self._shard_of)])
+        if any(row[1:] != rows[0][1:] for row in rows):
             raise EngineFailed("the shards of the vllm engine did not draw the same tokens")
         try:
-            for whose, row in enumerate(told):
+            for shard, row in enumerate(rows):
                 if row[0]:
-                    self._abort(whose)
-            if self._open:
+                    self._abort_shard(shard)
+            if self._shard_of:
                 self._step()
         except NotFiniteError:
-            self._core.abort(list(self._open))
-            self._open.clear()
+            self._core.abort_requests(list(self._shard_of))
+            self._shard_of.clear()
             raise
 
-    def _abort(self, whose: int) -> None:
-        keys = [key for key, owner in self._open.items() if owner == whose]
-        for drawn in self._core.abort(keys):
-            self._take(drawn)
-        for key in keys:
-            self._open.pop(key)
+    def _abort_shard(self, shard: int) -> None:
+        engine_ids = [key for key, owner in self._shard_of.items() if owner == shard]
+        for output in self._core.abort_requests(engine_ids):
+            self._record(output)
+        for engine_id in engine_ids:
+            self._shard_of.pop(engine_id)
 
     def _step(self) -> None:
-        self._busy += min(self._rows, self._core.open)
+        self._busy_rows += min(self._max_num_seqs, self._core.num_unfinished)
         self._steps += 1
         try:
-            ended = self._core.step()
+            outputs = self._core.step()
         except Exception as error:
-            if (
-                self._shards.size > 1
-            ):  # the others wait in the middle of the step, for as long as there is a group
+            if self._shards.size > 1:
+                # The others are within this step, and would wait in it as long as a group exists.
                 with suppress(Exception):
                     self._core.close()
             raise EngineFailed(
                 f"vLLM failed while it generated: {type(error).__name__}: {error}"
             ) from error
-        for drawn in ended:
-            self._take(drawn)
+        for output in outputs:
+            self._record(output)
 
-    def _take(self, drawn: Drawn) -> None:
-        """Into the books, if it is this rank's own. Raises NotFiniteError on all ranks alike."""
-        if not all(map(math.isfinite, drawn.log_probs)):
+    def _record(self, output: RequestOutput) -> None:
+        """Give this rank's output to the tracker. Raises NotFiniteError on all ranks alike."""
+        if not all(map(math.isfinite, output.log_probs)):
             raise NotFiniteError
-        self._sum = zlib.crc32(f"{drawn.key}:{drawn.token_ids}".encode(), self._sum)
-        whose, key = drawn.key.split(SEPARATOR)
-        if int(whose) == self._shards.index:
-            self._tally.add(key, drawn.token_ids, drawn.log_probs)
-            if drawn.reason is not None:
-                self._tally.end(key, drawn.reason)
-        if drawn.reason is not None:
-            self._open.pop(drawn.key)
+        drawn = f"{output.request_id}:{output.token_ids}"
+        self._checksum = zlib.crc32(drawn.encode(), self._checksum)
+        shard, request_id = output.request_id.split(SEPARATOR)
+        if int(shard) == self._shards.index:
+            self._tracker.add_tokens(request_id, output.token_ids, output.log_probs)
+            if output.finish_reason is not None:
+                self._tracker.finish(request_id, output.finish_reason)
+        if output.finish_reason is not None:
+            self._shard_of.pop(output.request_id)
 
-    def _count(self) -> None:
-        self._stats.update(self._tally.stats(), steps=float(self._steps), restarts=0.0)
-        self._stats["busy_rows"] = self._busy / max(1, self._steps * self._rows)
-
-
-def _everybodys(shards: Shards, mine: list[Request]) -> list[tuple[int, Request]]:
-    """Every shard's requests with its number: of each its first group, then the second ones; groups
-    stay together.
-    """
-    if shards.size == 1:
-        return [(0, request) for request in mine]
-    told = [(whose, _unpacked(row)) for whose, row in enumerate(shards.share(_packed(mine)))]
-    turns = [
-        (turn, whose, group)
-        for whose, requests in told
-        for turn, group in enumerate(_groups(requests))
-    ]
-    return [
-        (whose, request)
-        for _, whose, group in sorted(turns, key=lambda t: t[:2])
-        for request in group
-    ]
-
-
-def _groups(requests: list[Request]) -> list[list[Request]]:
-    found: dict[int, list[Request]] = {}
-    for request in requests:
-        found.setdefault(request.number, []).append(request)
-    return list(found.values())
-
-
-def _packed(requests: list[Request]) -> Tensor:
-    rows = [
-        [*(getattr(r, name) for name in FIELDS), len(r.prompt_ids), *r.prompt_ids] for r in requests
-    ]
-    seeds = np.array([r.seed % 2**64 for r in requests], dtype=np.uint64).view(np.int64)
-    flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
-    return torch.from_numpy(np.concatenate([[len(requests)], seeds, flat]))
-
-
-def _unpacked(values: Tensor) -> list[Request]:
-    numbers = values.numpy()
-    count = int(numbers[0])
-    seeds, flat = numbers[1 : 1 + count].view(np.uint64).tolist(), numbers[1 + count :].tolist()
-    found, at = [], 0
-    for seed in seeds:
-        fields = dict(zip(FIELDS, flat[at : at + len(FIELDS)], strict=True))
-        start = at + len(FIELDS) + 1
-        at = start + flat[start - 1]
-        key = f"{fields['number']}.{fields['place']}"
-        found.append(Request(key=key, prompt_ids=flat[start:at], seed=seed, **fields))
-    return found
+    def _write_stats(self) -> None:
+        self._stats.update(self._tracker.stats(), steps=float(self._steps), restarts=0.0)
+        self._stats["busy_rows"] = self._busy_rows / max(1, self._steps * self._max_num_seqs)

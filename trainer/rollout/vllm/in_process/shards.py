@@ -1,16 +1,14 @@
-"""The ranks that hold one engine between them, and what they tell each other.
+"""The ranks that share one engine, and their exchanges.
 
 Each of them runs a scheduler of its own, which sees the same requests in the same order and draws
-the same tokens, so they take the same steps without being led. What they can't know of each other
-is exchanged here, over the CPU: which requests each has, and before every step whether one wants no
-more.
+the same tokens, so they take the same steps without a leader. What they can't know of each other is
+exchanged over the CPU: the requests of each, and before every step whether one leaves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,108 +17,106 @@ from torch import Tensor
 
 from trainer.ranks.world import World
 from trainer.rollout.protocol import EngineFailed
+from trainer.rollout.vllm.engine.options import exchange_timeout
 
-REFUSED = -1
-"""Told in place of a size by a rank that has nothing to say because of an error of its own."""
+NO_TENSOR = -1
+"""Sent instead of a length by a rank that has no tensor because of an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Seen from shard ``index`` of ``size``. ``group``: a gloo group of them; None where there is
-    one only.
-    """
+    """Shard ``index`` of ``size``. ``group`` is a gloo group of them, None for a single one."""
 
     size: int = 1
     index: int = 0
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, world: World, size: int) -> Shards:
-        """Of ``size`` consecutive ranks each. All ranks call together; ``size`` divides their
-        number. Waits are bounded as those of the trainer's own group are.
+    def create(cls, world: World, size: int) -> Shards:
+        """Make groups of ``size`` consecutive ranks and return this rank's.
+
+        All ranks call it together; ``size`` divides their number. Exchanges have the time-out of
+        the trainer's own group.
         """
         if size == 1:
             return cls()
-        mine, index = divmod(world.rank, size)
+        number, index = divmod(world.rank, size)
+        timeout = exchange_timeout(world)
         groups = [
-            dist.new_group(
-                list(range(first, first + size)), backend="gloo", timeout=patience(world)
-            )
+            dist.new_group(list(range(first, first + size)), backend="gloo", timeout=timeout)
             for first in range(0, world.size, size)
         ]
-        return cls(size=size, index=index, group=groups[mine])
+        return cls(size=size, index=index, group=groups[number])
 
-    def tell(self, values: Sequence[int]) -> list[list[int]]:
-        """``values`` of every shard, equally many each. Raises EngineFailed when another one is
-        gone.
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Return ``values`` of every shard, equally many each.
+
+        Raises EngineFailed when another shard is gone.
         """
         if self.size == 1:
             return [list(values)]
-        rows: list[list[int]] = self._gather(torch.tensor(values, dtype=torch.int64)).tolist()
+        rows: list[list[int]] = self._all_gather(torch.tensor(values, dtype=torch.int64)).tolist()
         return rows
 
-    def share(self, values: Tensor | None) -> list[Tensor]:
-        """int64 [any length] of every shard. ``None``: there will be none, and all others raise
-        EngineFailed.
+    def gather_tensors(self, tensor: Tensor | None) -> list[Tensor]:
+        """Return the int64 tensor [any length] of every shard.
+
+        A rank passes None when it has none because of an error: it gets an empty list, and all
+        others raise EngineFailed.
         """
         if self.size == 1:
-            return [] if values is None else [values]
-        sizes = [row[0] for row in self.tell([REFUSED if values is None else len(values)])]
-        if values is None:
+            return [] if tensor is None else [tensor]
+        length = NO_TENSOR if tensor is None else len(tensor)
+        lengths = [row[0] for row in self.gather([length])]
+        if tensor is None:
             return []
-        if REFUSED in sizes:
+        if NO_TENSOR in lengths:
             raise EngineFailed(
-                f"shard {sizes.index(REFUSED)} of the vllm engine has no requests to share: see "
-                "its error"
+                f"shard {lengths.index(NO_TENSOR)} of the vllm engine has no requests to share: "
+                "see its error"
             )
-        padded = torch.zeros(max(sizes), dtype=torch.int64)
-        padded[: len(values)] = values
-        return [row[:size] for row, size in zip(self._gather(padded), sizes, strict=True)]
+        padded = torch.zeros(max(lengths), dtype=torch.int64)
+        padded[: len(tensor)] = tensor
+        rows = self._all_gather(padded)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def close(self) -> None:
-        """Give the group back; the trainer's stay."""
+        """Destroy the group; the trainer's groups stay."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
 
-    def _gather(self, values: Tensor) -> Tensor:
-        """[size, length] of ``values`` [length], equally long everywhere."""
-        found = [torch.empty_like(values) for _ in range(self.size)]
+    def _all_gather(self, tensor: Tensor) -> Tensor:
+        """Return [shards, length] from ``tensor`` [length], equally long everywhere."""
+        rows = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
-            dist.all_gather(found, values, group=self.group)
+            dist.all_gather(rows, tensor, group=self.group)
         except RuntimeError as error:
             raise EngineFailed(
                 f"another shard of the vllm engine gives no sign of life: {error}"
             ) from error
-        return torch.stack(found)
+        return torch.stack(rows)
 
 
-def patience(world: World) -> timedelta:
-    """How long the trainer's own small exchanges wait."""
-    back_end: Any = world.cpu_group._get_backend(torch.device("cpu"))
-    found: timedelta = back_end.options._timeout
-    return found
+def executor_class(world: World, size: int) -> Any:
+    """Return vLLM's executor class for an engine inside the trainer's ranks. Imports vLLM.
 
-
-def executor(world: World, size: int) -> Any:
-    """The class of vLLM's executor for an engine inside the trainer's ranks, ``size`` of which
-    share one. Imports vLLM.
-
-    vLLM's own reads rank and device from variables that only torchrun sets; without them it takes
-    device 0 everywhere.
+    ``size`` ranks share one engine. vLLM's own classes read rank and device from variables that
+    only torchrun sets; without them they use device 0 everywhere.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
     base: Any = UniProcExecutor if size == 1 else ExecutorWithExternalLauncher
+    gpu = world.device.index
 
-    class Shard(base):  # type: ignore[misc]
+    class RankExecutor(base):  # type: ignore[misc]
         def _distributed_args(self) -> tuple[str, int, int]:
             if size == 1:
                 method, rank, device = super()._distributed_args()
-                return method, rank, device if world.device.index is None else world.device.index
-            # Nobody meets by this name, since the trainer's groups are up. On a CPU it also names
-            # memory by which shards would wait for each other without an end; where the names
-            # differ, vLLM takes the groups instead.
-            device = world.local_rank if world.device.index is None else world.device.index
+                return method, rank, device if gpu is None else gpu
+            # Ranks do not meet at this address, since the trainer's groups exist. On a CPU it also
+            # names shared memory, in which shards would wait for each other for ever; where the
+            # addresses differ, vLLM uses the groups instead.
+            device = world.local_rank if gpu is None else gpu
             return f"file://rank_{world.rank}", world.rank, device
 
-    return Shard
+    return RankExecutor

@@ -1,4 +1,4 @@
-"""HTTP in front of a :class:`Loop`."""
+"""HTTP in front of an :class:`~trainer.rollout.vllm.server.loop.EngineLoop`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.engine.requests import Request
-from trainer.rollout.vllm.server.loop import Loop, WrongWeightsError
+from trainer.rollout.vllm.server.loop import EngineLoop, WrongWeightsError
 
-MOST_BYTES = 1 << 30
-STRANGER_S = 60.0
-"""Who has shown no token by then is hung up on: threads are not for whoever can reach the port."""
-
-
-def listen(loop: Loop, host: str, token: str) -> int:
-    """Answer requests to address ``host`` that carry ``token``; the port."""
-
-    class Bound(_Handler):
-        wanted = f"Bearer {token}"
-        served = loop
-
-    return serve_in_threads(host, Bound)
+MAX_BODY_BYTES = 1 << 30
+AUTH_TIMEOUT_S = 60.0
+"""A connection that has not shown the token by then is closed, so that whoever can reach the port
+can't occupy threads.
+"""
 
 
-def serve_in_threads(host: str, handler: type[Guarded]) -> int:
-    """Answer by ``handler`` until this process ends; the port, which the system chose among the
-    free ones.
-    """
+def start_http_server(loop: EngineLoop, host: str, token: str) -> int:
+    """Serve ``loop`` on address ``host`` to requests that carry ``token``; return the port."""
+
+    class BoundHandler(_EngineHandler):
+        authorization = f"Bearer {token}"
+        engine_loop = loop
+
+    return serve_in_threads(host, BoundHandler)
+
+
+def serve_in_threads(host: str, handler: type[AuthenticatedHandler]) -> int:
+    """Serve with ``handler`` until this process ends; return the port, a free one."""
     server = _Server((host, 0), handler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return int(server.server_address[1])
@@ -41,53 +41,54 @@ def serve_in_threads(host: str, handler: type[Guarded]) -> int:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    """Every rank of a run may ask at the same moment."""
+    """Every rank of a run may connect at the same moment."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Tell what went wrong, unless who asked is just gone."""
+        """Print the error, unless it is only that the client has gone."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-class Guarded(BaseHTTPRequestHandler):
-    """Answers in JSON those who carry the token."""
+class AuthenticatedHandler(BaseHTTPRequestHandler):
+    """Replies in JSON to requests that carry the token."""
 
     protocol_version = "HTTP/1.1"
-    wanted = ""
-    timeout = STRANGER_S
+    authorization = ""
+    """The header that a request has to have."""
+    timeout = AUTH_TIMEOUT_S
 
-    def refused(self) -> bool:
-        """Whether the token was missing; then that is answered. Who has it may take any time from
-        now on.
+    def authorized(self) -> bool:
+        """Whether the request carries the token; if not, that is the reply.
+
+        From then on the connection has no time-out.
         """
-        if secrets.compare_digest(
-            self.headers.get("Authorization", "").encode(), self.wanted.encode()
-        ):
+        header = self.headers.get("Authorization", "")
+        if secrets.compare_digest(header.encode(), self.authorization.encode()):
             self.connection.settimeout(None)
-            return False
-        self.answer({"error": "no valid token"}, HTTPStatus.UNAUTHORIZED)
-        return True
+            return True
+        self.reply({"error": "no valid token"}, HTTPStatus.UNAUTHORIZED)
+        return False
 
-    def elsewhere(self, known: set[str]) -> bool:
-        """Whether there is no such path; then that is answered."""
-        if self.path in known:
-            return False
-        self.answer({"error": f"no {self.path}"}, HTTPStatus.NOT_FOUND)
-        return True
+    def path_in(self, paths: set[str]) -> bool:
+        """Whether the request's path is one of ``paths``; if not, that is the reply."""
+        if self.path in paths:
+            return True
+        self.reply({"error": f"no {self.path}"}, HTTPStatus.NOT_FOUND)
+        return False
 
-    def body(self) -> dict[str, Any] | None:
-        """What was sent; None when that is too much, which is answered."""
+    def read_json(self) -> dict[str, Any] | None:
+        """Return the request's body; None when it is too large, which is the reply."""
         length = int(self.headers.get("Content-Length", "0"))
-        if length > MOST_BYTES:
-            self.answer(
-                {"error": f"more than {MOST_BYTES} bytes"}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        if length > MAX_BODY_BYTES:
+            self.reply(
+                {"error": f"more than {MAX_BODY_BYTES} bytes"}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             )
             return None
-        found: dict[str, Any] = json.loads(self.rfile.read(length))
-        return found
+        body: dict[str, Any] = json.loads(self.rfile.read(length))
+        return body
 
-    def answer(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        """Say ``value``, in JSON."""
+    def reply(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Send ``value`` in JSON."""
         body = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -98,49 +99,48 @@ class Guarded(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line per request helps nobody."""
+        """Log nothing: a line per request would bury the engine's log."""
 
 
-class _Handler(Guarded):
-    served: Loop
+class _EngineHandler(AuthenticatedHandler):
+    engine_loop: EngineLoop
 
     def do_GET(self) -> None:
-        """``/health``: the version of the weights, and for how long the engine's thread has not
-        turned.
-        """
-        if self.refused() or self.elsewhere({"/health"}):
-            return
-        self.answer({"version": self.served.version, "stuck_s": self.served.stuck_s()})
+        """``/health``: the version of the weights, and for how long the loop has not gone on."""
+        if self.authorized() and self.path_in({"/health"}):
+            loop = self.engine_loop
+            self.reply({"version": loop.version, "stalled_s": loop.stalled_s()})
 
     def do_POST(self) -> None:
-        """``/generate`` (a stream of JSON lines), ``/stop``, ``/weights``."""
-        if self.refused() or self.elsewhere({"/generate", "/stop", "/weights"}):
+        """``/generate`` (replies with a stream of JSON lines), ``/stop``, ``/weights``."""
+        if not self.authorized() or not self.path_in({"/generate", "/stop", "/weights"}):
             return
-        if (asked := self.body()) is None:
+        body = self.read_json()
+        if body is None:
             return
         try:
             if self.path == "/generate":
-                self._generate(asked)
+                self._generate(body)
             elif self.path == "/stop":
-                self.served.stop(asked["call"])
-                self.answer({})
+                self.engine_loop.stop(body["call"])
+                self.reply({})
             else:
-                self.served.load(asked["path"], asked["table"], asked["version"])
-                self.answer({})
+                self.engine_loop.load_weights(body["path"], body["table"], body["version"])
+                self.reply({})
         except OSError:
-            if self.path == "/generate":  # who asked is gone: nobody waits for the rest
-                self.served.stop(asked["call"])
+            if self.path == "/generate":  # the client has gone, and nobody else wants the rest
+                self.engine_loop.stop(body["call"])
             raise
         except WrongWeightsError as error:
-            self.answer({"error": str(error)}, HTTPStatus.CONFLICT)
+            self.reply({"error": str(error)}, HTTPStatus.CONFLICT)
         except Exception as error:
-            self.answer({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.BAD_REQUEST)
+            self.reply({"error": f"{type(error).__name__}: {error}"}, HTTPStatus.BAD_REQUEST)
 
-    def _generate(self, asked: dict[str, Any]) -> None:
-        requests = [Request(**request) for request in asked["requests"]]
-        sampling = Sampling(**asked["sampling"])
-        call = self.served.generate(
-            asked["call"], requests, sampling, asked["eos_ids"], asked["version"]
+    def _generate(self, body: dict[str, Any]) -> None:
+        requests = [Request(**request) for request in body["requests"]]
+        sampling = Sampling(**body["sampling"])
+        call = self.engine_loop.generate(
+            body["call"], requests, sampling, body["eos_ids"], body["version"]
         )
         self.send_response(HTTPStatus.OK)
         self.send_header("Transfer-Encoding", "chunked")

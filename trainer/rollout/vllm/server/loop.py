@@ -1,5 +1,6 @@
-"""The one thread of a server that touches vLLM: it takes steps, and between them does what HTTP
-threads ask for.
+"""The loop of a server's only thread that uses vLLM.
+
+It steps the engine, and between steps runs the functions that HTTP threads submit.
 """
 
 from __future__ import annotations
@@ -12,35 +13,35 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from trainer.rollout.settings import Sampling
-from trainer.rollout.vllm.engine.core import Core, Drawn
+from trainer.rollout.vllm.engine.core import Core, RequestOutput
 from trainer.rollout.vllm.engine.requests import Request
 
 T = TypeVar("T")
-ALIVE_S = 0.5
-"""Seconds between two signs of life to those who wait for tokens."""
+HEARTBEAT_S = 0.5
+"""Seconds between two heartbeats to clients that wait for responses."""
 SEPARATOR = "/"
+"""Between the call and the request id, in the engine's id of a request."""
 
 
 class WrongWeightsError(Exception):
-    """They changed, or a new server has none yet: ask again."""
+    """The weights have changed, or a new server has none yet: the client has to ask again."""
 
 
-class Call:
-    """The requests of one stream. ``lines`` is what its HTTP thread sends, the last one with an
-    ``end``.
-    """
+class GenerateCall:
+    """The requests of one ``/generate`` stream, and the lines to send for them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.open: set[str] = set()
+        self.unfinished: set[str] = set()
+        """Ids of requests in the engine."""
         self._outbox: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def put(self, line: dict[str, Any]) -> None:
-        """One more line."""
+        """Add a line. One with the key ``end`` is the last."""
         self._outbox.put(line)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Lines until the last."""
+        """Yield lines, up to and including the last; blocks while there is none."""
         while True:
             line = self._outbox.get()
             yield line
@@ -48,21 +49,25 @@ class Call:
                 return
 
 
-class Loop:
-    """``run`` belongs to the main thread, everything else to any."""
+class EngineLoop:
+    """The engine of a server. The main thread calls ``run``, HTTP threads everything else."""
 
-    def __init__(self, core: Core, *, rows: int) -> None:
-        self._core, self._rows = core, rows
+    def __init__(self, core: Core, *, max_num_seqs: int) -> None:
+        self._core = core
+        self._max_num_seqs = max_num_seqs
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls: dict[str, Call] = {}
-        self._turned = math.inf
-        self._told = 0.0
-        self._steps = self._busy = 0
+        self._calls: dict[str, GenerateCall] = {}
+        self._last_turn = math.inf
+        """When the loop last went on; infinity while it is idle."""
+        self._last_heartbeat = 0.0
+        self._steps = 0
+        self._busy_rows = 0
         self.version: int | None = None
+        """Of the weights; None before there are any, and while they are loaded."""
 
-    def stuck_s(self) -> float:
-        """Seconds since the loop last turned; 0 while it has nothing to do."""
-        return max(0.0, time.monotonic() - self._turned)
+    def stalled_s(self) -> float:
+        """Return for how long the loop has not gone on, seconds; 0 while it is idle."""
+        return max(0.0, time.monotonic() - self._last_turn)
 
     def generate(
         self,
@@ -71,102 +76,109 @@ class Loop:
         sampling: Sampling,
         eos_ids: Sequence[int],
         version: int,
-    ) -> Call:
-        """Begin ``requests``. Raises :class:`WrongWeightsError` when the weights are not
-        ``version``, and what vLLM raises for a request that it can't take.
+    ) -> GenerateCall:
+        """Begin ``requests`` as call ``name``.
+
+        Raises :class:`WrongWeightsError` when the weights are not ``version``, and vLLM's error for
+        a request that it can't take.
         """
 
-        def begin() -> Call:
+        def begin() -> GenerateCall:
             if version != self.version:
                 raise WrongWeightsError(f"the weights are version {self.version}, not {version}")
-            call = Call(name)
+            call = GenerateCall(name)
             try:
                 for request in requests:
-                    key = f"{name}{SEPARATOR}{request.key}"
-                    self._core.add(request.renamed(key), sampling, eos_ids)
-                    call.open.add(key)
+                    engine_id = f"{name}{SEPARATOR}{request.request_id}"
+                    self._core.add_request(request.with_id(engine_id), sampling, eos_ids)
+                    call.unfinished.add(engine_id)
             except Exception:
-                self._core.abort(call.open)
+                self._core.abort_requests(call.unfinished)
                 raise
             self._calls[name] = call
-            if not call.open:
+            if not call.unfinished:
                 self._finish(call)
             return call
 
-        return self._do(begin)
+        return self._submit(begin)
 
     def stop(self, name: str) -> None:
-        """End a call early; its last lines hold what came of the requests that were open."""
+        """End call ``name`` early; its last lines hold the tokens of its unfinished requests."""
 
-        def end() -> None:
+        def abort() -> None:
             call = self._calls.get(name)
             if call is not None:
-                call.put({"partial": [_plain(d) for d in self._core.abort(call.open)]})
+                outputs = self._core.abort_requests(call.unfinished)
+                call.put({"partial": [_to_json(output) for output in outputs]})
                 self._finish(call)
 
-        self._do(end)
+        self._submit(abort)
 
-    def load(self, path: str, table: str, version: int) -> None:
-        """Take the weights in shared memory. Calls under way are ended: they would go on with other
-        weights.
+    def load_weights(self, path: str, table: str, version: int) -> None:
+        """Load weights from shared memory.
+
+        Ends all calls under way, which would continue with other weights.
         """
 
-        def take() -> None:
+        def load() -> None:
             for call in list(self._calls.values()):
-                self._core.abort(call.open)
+                self._core.abort_requests(call.unfinished)
                 self._finish(call)
             self.version = None
-            self._core.load_shared(path, table)
+            self._core.load_shared_weights(path, table)
             self.version = version
 
-        self._do(take)
+        self._submit(load)
 
     def run(self) -> None:
-        """Until the process is ended. An error of vLLM's is raised: whoever keeps the server starts
-        another.
+        """Run until the process is ended.
+
+        Raises what vLLM raises in a step: the supervisor of this server then starts another.
         """
         while True:
-            self._do_what_is_asked(wait=not self._core.open)
-            self._turned = time.monotonic()
-            if self._core.open:
+            self._run_submitted(wait=self._core.num_unfinished == 0)
+            self._last_turn = time.monotonic()
+            if self._core.num_unfinished:
                 self._step()
 
     def _step(self) -> None:
-        self._busy += min(self._rows, self._core.open)
+        self._busy_rows += min(self._max_num_seqs, self._core.num_unfinished)
         self._steps += 1
-        for drawn in self._core.step():
-            call = self._calls[drawn.key.split(SEPARATOR, 1)[0]]
-            call.open.discard(drawn.key)
-            call.put({"done": [_plain(drawn)]})
-            if not call.open:
+        for output in self._core.step():
+            call = self._calls[output.request_id.split(SEPARATOR, 1)[0]]
+            call.unfinished.discard(output.request_id)
+            call.put({"done": [_to_json(output)]})
+            if not call.unfinished:
                 self._finish(call)
         now = time.monotonic()
-        if now - self._told > ALIVE_S:
-            self._told = now
+        if now - self._last_heartbeat > HEARTBEAT_S:
+            self._last_heartbeat = now
             for call in self._calls.values():
-                call.put({"alive": self._steps})
+                call.put({"heartbeat": self._steps})
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: GenerateCall) -> None:
         del self._calls[call.name]
-        call.put({"end": {"steps": self._steps, "busy": self._busy}})
+        call.put({"end": {"steps": self._steps, "busy_rows": self._busy_rows}})
         if not self._calls:
-            self._steps = self._busy = 0
+            self._steps = 0
+            self._busy_rows = 0
 
-    def _do_what_is_asked(self, *, wait: bool) -> None:
+    def _run_submitted(self, *, wait: bool) -> None:
+        """Run all submitted functions; with ``wait`` at least one."""
         while wait or not self._inbox.empty():
-            self._turned = math.inf  # idle is not stuck
-            what = self._inbox.get()
-            self._turned = time.monotonic()
-            what()
+            self._last_turn = math.inf  # waiting in an empty inbox is no stall
+            function = self._inbox.get()
+            self._last_turn = time.monotonic()
+            function()
             wait = False
 
-    def _do(self, what: Callable[[], T]) -> T:
-        """Let the main thread do ``what`` and give what it gives."""
+    def _submit(self, function: Callable[[], T]) -> T:
+        """Let the main thread run ``function``; return what it returns, or raise what it raises."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
-                future.set_result(what())
+                future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
 
@@ -174,5 +186,7 @@ class Loop:
         return future.result()
 
 
-def _plain(drawn: Drawn) -> list[Any]:
-    return [drawn.key.split(SEPARATOR, 1)[1], drawn.token_ids, drawn.log_probs, drawn.reason]
+def _to_json(output: RequestOutput) -> list[Any]:
+    """Return the fields of :class:`RequestOutput`, under the request id that the client knows."""
+    request_id = output.request_id.split(SEPARATOR, 1)[1]
+    return [request_id, output.token_ids, output.log_probs, output.finish_reason]

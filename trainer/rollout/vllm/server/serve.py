@@ -1,10 +1,9 @@
-"""``python -m trainer.rollout.vllm.server.serve SPEC``: one vLLM engine in a process of its own,
-asked over HTTP.
+"""``python -m trainer.rollout.vllm.server.serve SPEC``: one vLLM engine behind HTTP.
 
-Not vLLM's own server: that leaves the door by which weights arrive (``/collective_rpc``) open to
-every user of the node, and sends each token of each response on its own. Here every request has to
-carry the token from the environment, and one stream carries a whole call. The process ends with the
-one that started it.
+This is not vLLM's own server, which lets every user of the node call the method by which weights
+arrive (``/collective_rpc``), and sends each token of each response on its own. Here every request
+has to carry the token from the environment, and one stream carries a whole call. The process ends
+with the one that started it.
 """
 
 from __future__ import annotations
@@ -19,42 +18,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.base import atomic
 from trainer.base.errors import EXIT_USER, UserError
-from trainer.rollout.vllm.engine import isolation as surroundings
 from trainer.rollout.vllm.engine.core import Core
-from trainer.rollout.vllm.server.http import listen
-from trainer.rollout.vllm.server.loop import Loop
+from trainer.rollout.vllm.engine.isolation import isolated_vllm
+from trainer.rollout.vllm.server.http import start_http_server
+from trainer.rollout.vllm.server.loop import EngineLoop
 
-SECRET = "PLIMSOLL_VLLM_SECRET"  # noqa: S105
-"""Environment variable with the token that requests carry."""
+TOKEN_VARIABLE = "PLIMSOLL_VLLM_SECRET"  # noqa: S105
+"""Environment variable with the token that requests have to carry."""
 PR_SET_PDEATHSIG = 1
 
 
 def main(spec: Path) -> int:
-    """Load vLLM and serve it until the process is ended."""
+    """Load vLLM and serve it until the process is ended; return the exit code."""
 
     def load(arguments: dict[str, Any]) -> Core:
-        with surroundings.guest(None):
+        with isolated_vllm(None):
             return Core(arguments)
 
     return serve(spec, load)
 
 
 def serve(spec: Path, load: Callable[[dict[str, Any]], Core]) -> int:
-    """Listen, tell the file ``ready`` of ``spec`` where, and do what is asked with what ``load``
-    gives.
+    """Serve the engine that ``load`` builds; return the exit code.
+
+    ``spec`` is a JSON file: ``parent`` (process id), ``host`` (address to listen on), ``arguments``
+    (of vLLM) and ``ready``, a file that is written with the ``port``, or with what was ``refused``.
     """
-    wanted = json.loads(spec.read_text())
-    _die_with(int(wanted["parent"]))
-    token = os.environ.pop(SECRET)
-    ready = Path(wanted["ready"])
+    settings = json.loads(spec.read_text())
+    _end_with_parent(int(settings["parent"]))
+    token = os.environ.pop(TOKEN_VARIABLE)
+    ready = Path(settings["ready"])
     try:
-        core = load(wanted["arguments"])
+        core = load(settings["arguments"])
     except UserError as error:
-        _write(ready, {"refused": str(error)})
+        atomic.write_json(ready, {"refused": str(error)}, durable=False)
         return EXIT_USER
-    loop = Loop(core, rows=int(wanted["arguments"]["max_num_seqs"]))
-    _write(ready, {"port": listen(loop, wanted["host"], token)})
+    loop = EngineLoop(core, max_num_seqs=int(settings["arguments"]["max_num_seqs"]))
+    port = start_http_server(loop, settings["host"], token)
+    atomic.write_json(ready, {"port": port}, durable=False)
     try:
         loop.run()
     except Exception:
@@ -62,18 +65,14 @@ def serve(spec: Path, load: Callable[[dict[str, Any]], Core]) -> int:
     return 1
 
 
-def _die_with(parent: int) -> None:
-    """End when the thread that started this process does: no server outlives its trainer."""
+def _end_with_parent(parent: int) -> None:
+    """Let the system kill this process when the thread that started it ends.
+
+    No server outlives its trainer, whatever ends that.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the trainer is gone")
-
-
-def _write(path: Path, value: dict[str, object]) -> None:
-    temp = path.with_suffix(".tmp")
-    temp.touch(mode=0o600)
-    temp.write_text(json.dumps(value))
-    temp.replace(path)
 
 
 if __name__ == "__main__":

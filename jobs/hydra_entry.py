@@ -1,0 +1,148 @@
+"""Between Hydra and the planner: compose every job of a sweep now, at submit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from jobs.slurm import Slurm
+from jobs.submit import report
+from jobs.submit.launch import Point, jobs_of, previous_runs
+from jobs.submit.local import run_locally
+from jobs.submit.options import LauncherOptions, local_options, slurm_options
+from jobs.submit.plan import SweepPlan, make_plan
+from jobs.submit.preflight import problems_of
+from jobs.submit.submit import Submission, scripts, submit, test_only
+from trainer.base.errors import EXIT_USER, UserError
+from trainer.launch import rollout_nodes
+
+
+def launch(
+    kind: str,
+    settings: Mapping[str, Any],
+    config: DictConfig,
+    context: HydraContext,
+    job_overrides: Sequence[Sequence[str]],
+    first: int,
+) -> list[JobReturn]:
+    """Plan and start the jobs of a sweep. Wrong input is one message on stderr and exit code 2,
+    before any sbatch.
+    """
+    try:
+        plain_settings = {key: _plain(value) for key, value in settings.items()}
+        points = [
+            _compose(config, context, list(overrides), index)
+            for index, overrides in enumerate(job_overrides, start=first)
+        ]
+        sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
+        start = launch_on_slurm if kind == "slurm" else launch_here
+        code = start(points, plain_settings, sweep_dir)
+    except UserError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        raise SystemExit(EXIT_USER) from None
+    if code:
+        raise SystemExit(code)
+    done = JobReturn()
+    done.status = JobStatus.COMPLETED
+    done.return_value = None
+    return [done for _ in job_overrides]
+
+
+def _plain(value: Any) -> Any:
+    """A value of a config without OmegaConf's containers."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _compose(config: DictConfig, context: HydraContext, overrides: list[str], index: int) -> Point:
+    shown = tuple(filter_overrides(overrides))
+    try:
+        composed = context.config_loader.load_sweep_config(config, overrides)
+        with open_dict(composed):
+            composed.hydra.job.id = f"job_{index}"
+            composed.hydra.job.num = index
+            HydraConfig.instance().set_config(composed)
+            del composed["hydra"]
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"job {index} ({' '.join(shown)}): {str(error).splitlines()[0]}") from None
+    finally:
+        HydraConfig.instance().set_config(config)
+    assert isinstance(values, dict)
+    return Point(index=index, overrides=shown, config={str(k): v for k, v in values.items()})
+
+
+def _planned(
+    points: Sequence[Point],
+    options: LauncherOptions,
+    sweep_dir: Path,
+    slurm: Slurm | None,
+    size: int,
+) -> SweepPlan:
+    jobs = jobs_of(points, sweep_dir)
+    known = previous_runs(Path(options.ledger), slurm, {job.signature for job in jobs})
+    return make_plan(jobs, max_array_size=size, resubmit=options.resubmit, previous=known)
+
+
+def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_dir: Path) -> int:
+    """Plan, check and submit; returns the exit code.
+
+    Raises one UserError with everything that is wrong, before any sbatch.
+    """
+    options = slurm_options(settings)
+    slurm = Slurm()
+    slurm.require()
+    size = options.max_array_size or slurm.max_array_size()
+    plan = _planned(points, options, sweep_dir, slurm, size)
+    submission = Submission(
+        sweep=options.sweep or sweep_dir.name,
+        sweep_dir=sweep_dir,
+        options=options,
+        ledger=Path(options.ledger).absolute(),
+        python=sys.executable,
+    )
+    problems = problems_of(plan, options, slurm)
+    if problems:
+        raise UserError("\n".join(problems))
+    _print(report.plan_text(plan, options.timeout_min, submission.sweep))
+    if options.dry_run:
+        _print(report.scripts_text(scripts(plan, submission)))
+        return 0
+    if options.check:
+        for batch, answer in test_only(plan, submission, slurm):
+            _print(f"{batch.name}: {answer}")
+        return 0
+    if not plan.jobs:
+        return 0
+    entries = submit(plan, submission)
+    _print(report.submitted_text(entries))
+    if options.wait:
+        from jobs.view.watch import wait_for
+
+        return wait_for(entries, slurm)
+    return 0
+
+
+def launch_here(points: Sequence[Point], settings: Mapping[str, Any], sweep_dir: Path) -> int:
+    """Plan, check and run on this machine; returns the exit code. Raises UserError."""
+    options = local_options(settings)
+    plan = _planned(points, options, sweep_dir, None, len(points))
+    for job in plan.jobs:
+        rollout_nodes.require(job.checked)
+    sweep = options.sweep or sweep_dir.name
+    _print(report.plan_text(plan, options.timeout_min, sweep))
+    if options.dry_run:
+        return 0
+    return run_locally(plan, options, sweep=sweep, ledger_path=Path(options.ledger).absolute())
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,170 @@
+"""Programs for ranks that test which checkpoints a checkpointer keeps, and its metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.gate_disk import GATE
+from tests.checkpoint.rank_programs import make_checkpointer
+from tests.checkpoint.tiny_training import full_state, join, make_engine, train_step
+from trainer.base.errors import UserError
+from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.store import layout, manifest
+
+
+def keep_best(rank: int, size: int, run: str, store: str) -> None:
+    """Two attempts with different metrics: values of the first mean nothing to the second."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    root = Path(run) / layout.FOLDER
+    settings: dict[str, Any] = {
+        "keep_last": 1,
+        "keep_best": 2,
+        "best_metric": "val/reward",
+        "best_mode": "max",
+    }
+    checkpointer = make_checkpointer(world, engine, Path(run), **settings)
+    for step, value in enumerate([0.1, 0.9, 0.5, None, 0.7, 0.2], 1):
+        assert checkpointer.save(step, {}, {}, value, blocking=True)
+    assert layout.steps_on_disk(root) == [6, 5, 2]
+    assert [manifest.read(layout.step_dir(root, s)).metric for s in (6, 5, 2)] == [0.2, 0.7, 0.9]
+    checkpointer.close()
+    settings |= {"best_metric": "train/nll", "best_mode": "min"}
+    checkpointer = make_checkpointer(world, engine, Path(run), 2, **settings)
+    restored = checkpointer.restore()
+    assert restored is not None and restored.step == checkpointer.last_committed_step == 6
+    for step, value in enumerate([3.0, 1.0, 2.0, float("nan")], 7):
+        assert checkpointer.save(step, {}, {}, value, blocking=True)
+    assert layout.steps_on_disk(root) == [10, 9, 8]
+    checkpointer.close()
+
+
+def metrics(rank: int, size: int, run: str, store: str) -> None:
+    """Every metric, from before the first save to a failed one."""
+    gate = Path(os.environ[GATE])
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("trainer.checkpoint").addHandler(handler)
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    checkpointer = make_checkpointer(
+        world, engine, Path(run), disk="tests.checkpoint.gate_disk:GateDisk"
+    )
+    _check_before_first_save(checkpointer)
+    train_step(engine, 1)
+    began = time.perf_counter()
+    assert checkpointer.save(1, {}, {})
+    checkpointer.before_step()
+    stalled = time.perf_counter() - began
+    train_step(engine, 2)
+    assert checkpointer.save(2, {}, {})
+    assert not checkpointer.save(3, {}, {}), "both buffers are in use"
+    now = checkpointer.metrics()
+    assert now["ckpt/in_flight"] == 2 and now["ckpt/skipped"] == 1
+    assert now["ckpt/last_committed_step"] == -1
+    assert now["ckpt/stall_s"] > 0 and stalled > 0
+    assert checkpointer.metrics()["ckpt/stall_s"] == 0, "since the last call"
+    gate.write_text("open")
+    assert checkpointer.wait(150)
+    _check_after_commit_of_step_2(checkpointer, Path(run), began)
+    assert logged == []
+    latest = Path(run) / layout.FOLDER / layout.LATEST
+    deadline = time.monotonic() + 150
+    while not (latest.exists() and latest.read_text() == "step_2\n"):  # written after the commit
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    gate.write_text("fail")
+    assert not checkpointer.save(3, {}, {}, blocking=True)
+    # The failure is in the log at once, and among the metrics of the next step.
+    assert len(logged) == 1, logged
+    assert "checkpoint of step 3 failed" in logged[0] and "No space left" in logged[0], logged
+    now = checkpointer.metrics()
+    assert now["ckpt/failures"] == 1 and now["ckpt/last_committed_step"] == 2
+    gate.write_text("open")
+    checkpointer.close()
+
+
+def _check_before_first_save(checkpointer: Checkpointer) -> None:
+    now = checkpointer.metrics()
+    assert {k: v for k, v in now.items() if k != "ckpt/age_s"} == {
+        "ckpt/failures": 0,
+        "ckpt/stall_s": 0,
+        "ckpt/last_committed_step": -1,
+        "ckpt/in_flight": 0,
+    }
+    assert checkpointer.last_committed_step is None and checkpointer.save_s is None
+    assert now["ckpt/age_s"] >= 0
+
+
+def _check_after_commit_of_step_2(checkpointer: Checkpointer, run: Path, began: float) -> None:
+    now = checkpointer.metrics()
+    made = manifest.read(run / layout.FOLDER / "step_2")
+    assert now["ckpt/in_flight"] == 0
+    assert now["ckpt/last_committed_step"] == 2 == checkpointer.last_committed_step
+    assert made.nbytes <= now["ckpt/bytes"] < made.nbytes + 4096 * len(made.files)
+    assert now["ckpt/write_s"] > 0 and now["ckpt/copy_s"] > 0
+    assert now["ckpt/write_s"] == checkpointer.save_s
+    assert abs(now["ckpt/write_gbps"] * now["ckpt/write_s"] * 1e9 / now["ckpt/bytes"] - 1) < 1e-6
+    assert 0 <= now["ckpt/age_s"] <= time.perf_counter() - began
+    assert now["ckpt/failures"] == 0
+
+
+def read_only(rank: int, size: int, run: str, store: str) -> None:
+    """The disk of the run folder is read-only: one message, the same on every rank."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    message = r"can't hold checkpoints \({}\); set trainer.default_local"
+    with pytest.raises(UserError, match=message.format("Read-only file system")):
+        make_checkpointer(world, engine, Path(run), disk="tests.checkpoint.disks:FaultyDisk")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: Path(path) != Path(run) / "checkpoints")
+        with pytest.raises(UserError, match=message.format("Permission denied")):
+            make_checkpointer(world, engine, Path(run))
+
+
+def extra_tensors(rank: int, size: int, run: str, store: str) -> None:
+    """Tensors that are not the engine's come back on every rank; those not saved stay."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    saved = {
+        "reference.a": torch.arange(100_000.0),
+        "reference.b": torch.full((3, 5), 2.0, dtype=torch.bfloat16),
+    }
+    checkpointer = _with_extra_tensors(Path(run), engine, world, 1, saved)
+    train_step(engine, 1)
+    assert checkpointer.save(1, {}, {}, blocking=True)
+    state = full_state(engine)
+    checkpointer.close()
+    live = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    live["reference.c"] = torch.ones(2)
+    other = make_engine(world, seed=1)
+    checkpointer = _with_extra_tensors(Path(run), other, world, 2, live)
+    restored = checkpointer.restore()
+    assert restored is not None and restored.step == 1
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+    assert live["reference.c"].tolist() == [1, 1]
+    assert all(torch.equal(tensor, state[name]) for name, tensor in full_state(other).items())
+    checkpointer.close()
+
+
+def _with_extra_tensors(
+    run: Path, engine: Any, world: Any, attempt: int, tensors: dict[str, torch.Tensor]
+) -> Checkpointer:
+    return Checkpointer(
+        run,
+        engine.ds,
+        CheckpointSettings(),
+        world,
+        attempt=attempt,
+        config_hash="tests",
+        extra_tensors=tensors,
+    )

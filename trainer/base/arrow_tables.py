@@ -1,0 +1,89 @@
+"""Rows of Arrow and Parquet files, which stay on disk: Arrow is mapped, Parquet through a spool
+file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.base.errors import UserError, first_line
+from trainer.base.json_tables import Row
+
+
+def open_arrow(path: Path) -> ArrowRows:
+    """The table of an Arrow or Parquet file, by its suffix. Raises UserError when it is damaged."""
+    try:
+        table = _spooled(path) if path.suffix == ".parquet" else _mapped(path)
+    except pa.ArrowInvalid as e:
+        raise UserError(
+            f"{path} is not a valid {path.suffix[1:].capitalize()} file: {first_line(e)}"
+        ) from e
+    except (OSError, pa.ArrowException) as e:
+        raise UserError(f"{path} can't be read: {first_line(e)}") from e
+    return ArrowRows(path, table)
+
+
+class ArrowRows:
+    """Rows of an Arrow table."""
+
+    def __init__(self, path: Path, table: Any) -> None:
+        self.path = path
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def number(self, i: int) -> int:
+        """Position in the file, from 0."""
+        return i
+
+    def read(self, i: int) -> Row:
+        """Row ``i`` as Python values."""
+        row: Row = self._table.slice(i, 1).to_pylist()[0]
+        return row
+
+    def fields(self) -> list[str]:
+        """Column names."""
+        return list(self._table.schema.names)
+
+
+def _mapped(path: Path) -> Any:
+    """An Arrow file in either format: ``datasets`` writes the stream format, others the file
+    format.
+    """
+    with path.open("rb") as f:
+        file_format = f.read(6) == b"ARROW1"
+    source = pa.memory_map(str(path))
+    return (pa.ipc.open_file(source) if file_format else pa.ipc.open_stream(source)).read_all()
+
+
+def _spooled(path: Path) -> Any:
+    """A Parquet file unpacked, batch by batch, into an unlinked Arrow file that is then mapped.
+
+    Parquet can't be read row by row; unpacking it into memory would cost that memory once per rank
+    and worker.
+    """
+    source = pq.ParquetFile(path, memory_map=True)
+    handle, name = tempfile.mkstemp(prefix="plimsoll-", suffix=".arrow")
+    os.close(handle)
+    try:
+        with pa.OSFile(name, "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
+            for batch in source.iter_batches(batch_size=1024):
+                writer.write_batch(batch)
+        return pa.ipc.open_file(pa.memory_map(name)).read_all()
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise UserError(
+            f"{path} can't be unpacked into {tempfile.gettempdir()}: {first_line(e)}; set TMPDIR "
+            "to a folder with room"
+        ) from e
+    finally:
+        os.unlink(name)

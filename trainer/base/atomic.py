@@ -1,0 +1,53 @@
+"""Small files are replaced in one step, here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` in one step: a reader sees the old or the new contents, never a part of
+    them.
+
+    The file is readable by its owner alone (mode 0600). ``durable``: it also survives a power cut;
+    False for files that are rewritten every few seconds, or that mean nothing after a restart.
+    Raises OSError; the old file is then untouched and no temporary file is left.
+    """
+    # mkstemp gives mode 0600. The temporary file must be on the same file system as the target.
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``text`` in UTF-8, as ``write_bytes`` does."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``value`` as indented JSON with sorted keys, as ``write_bytes`` does."""
+    text = json.dumps(value, indent=1, sort_keys=True) + "\n"
+    write_text(path, text, durable=durable)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

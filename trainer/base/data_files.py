@@ -1,0 +1,91 @@
+"""From ``data.train_files`` to a list of files, and their fingerprint."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+import xxhash
+
+from trainer.base.errors import UserError, nearest
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+_SKIPPED = {"dataset_info.json", "state.json", "dataset_dict.json"}
+"""Files that ``datasets`` writes next to its tables."""
+_WHOLE = 64 << 20
+"""Bytes up to which a file is read whole for its digest."""
+_PIECE = 1 << 20
+
+
+def expand(patterns: str | list[str], key: str) -> list[Path]:
+    """Files that ``patterns`` (files, folders, globs) name, in order; those of a folder or glob
+    sorted by name.
+
+    Raises UserError naming ``key`` when something is missing, unreadable or of an unknown type.
+    """
+    files: list[Path] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            files += _files_of_folder(path, key)
+        elif path.exists():
+            files.append(path)
+        elif glob.has_magic(str(path)):
+            matches = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+            if not matches:
+                raise UserError(f"{key}: no file matches {path}")
+            files += [p for p in matches if p.is_file()]
+        else:
+            raise UserError(f"{key}: there is no file {path}{_nearest_file(path)}")
+    for path in files:
+        _require_readable(path, key)
+    repeated = {str(p) for p in files if files.count(p) > 1}
+    if repeated:
+        raise UserError(f"{key}: named more than once: {', '.join(sorted(repeated))}")
+    return files
+
+
+def _files_of_folder(folder: Path, key: str) -> list[Path]:
+    files = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in _SKIPPED)
+    if files:
+        return files
+    folders = sorted(p.name for p in folder.iterdir() if p.is_dir())
+    hint = f"; it has the folders {', '.join(folders)}: name one of them" if folders else ""
+    raise UserError(f"{key}: the folder {folder} has no {'/'.join(SUFFIXES)} file{hint}")
+
+
+def _require_readable(path: Path, key: str) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UserError(
+            f"{key}: {path} is not one of {', '.join(SUFFIXES)}; convert it or name another file"
+        )
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{key}: no permission to read {path}")
+
+
+def _nearest_file(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; the folder {folder} does not exist either (the current folder is {Path.cwd()})"
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in SUFFIXES)
+    hint = nearest(path.name, names)
+    return hint or (f"; {folder} holds {', '.join(names[:8])}" if names else "")
+
+
+def digest(path: Path) -> str:
+    """Digest of a file's size and content, not its name; of evenly spaced pieces when it is larger
+    than 64 MiB.
+    """
+    size = path.stat().st_size
+    state = xxhash.xxh3_128(str(size).encode())
+    with path.open("rb") as f:
+        if size <= _WHOLE:
+            for block in iter(lambda: f.read(_PIECE), b""):
+                state.update(block)
+        else:
+            pieces = _WHOLE // _PIECE
+            for k in range(pieces):
+                f.seek((size - _PIECE) * k // (pieces - 1))
+                state.update(f.read(_PIECE))
+    return str(state.hexdigest())

@@ -1,0 +1,106 @@
+"""Rows of JSON files. JSONL is mapped, so rows stay on disk."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.base.errors import UserError, first_line
+
+Row = dict[str, Any]
+"""Field -> value."""
+
+
+class JsonLines:
+    """One JSON object per line. Blank lines are passed over. Costs 16 bytes of memory per row."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as f:
+            self._text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        self._starts, self._lines = _line_starts(self._text)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def number(self, i: int) -> int:
+        """Line number, from 1."""
+        return int(self._lines[i])
+
+    def read(self, i: int) -> Row:
+        """Parse line ``i``."""
+        start = int(self._starts[i])
+        end = self._text.find(b"\n", start)
+        line = self._text[start : end if end >= 0 else len(self._text)]
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise UserError(
+                f"{self.path}, row {self.number(i)}: not valid JSON ({first_line(e)})"
+            ) from e
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{self.path}, row {self.number(i)}: a JSON object per line is wanted, found "
+                f"{type(row).__name__}"
+            )
+        return row
+
+    def fields(self) -> list[str]:
+        """Fields of the first row."""
+        return list(self.read(0)) if len(self) else []
+
+
+def _line_starts(text: mmap.mmap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Byte offsets of the lines that aren't blank, and their numbers from 1."""
+    size = len(text)
+    ends: list[np.ndarray[Any, Any]] = []
+    for start in range(0, size, 64 << 20):
+        block = np.frombuffer(text[start : start + (64 << 20)], dtype=np.uint8)
+        ends.append(np.flatnonzero(block == 10).astype(np.int64) + start)
+    newlines = np.concatenate(ends)
+    starts = np.concatenate([[0], newlines + 1]).astype(np.int64)
+    stops = np.concatenate([newlines, [size]])
+    full = stops > starts
+    # Only a short line can be blank in practice.
+    short = np.flatnonzero(full & (stops - starts < 64))
+    for k in short:
+        full[k] = bool(text[int(starts[k]) : int(stops[k])].strip())
+    return starts[full], np.flatnonzero(full) + 1
+
+
+class Json:
+    """A JSON array of objects. Held in memory: use JSONL or Parquet for large data."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            rows = json.loads(path.read_bytes())
+        except ValueError as e:
+            hint = (
+                "; one object per line belongs in a .jsonl file" if "Extra data" in str(e) else ""
+            )
+            raise UserError(f"{path} is not valid JSON ({first_line(e)}){hint}") from e
+        if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
+            raise UserError(
+                f"{path}: a JSON array of objects is wanted, found {type(rows).__name__}"
+            )
+        self._rows: list[Row] = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def number(self, i: int) -> int:
+        """Position in the array, from 0."""
+        return i
+
+    def read(self, i: int) -> Row:
+        """Object ``i``."""
+        return self._rows[i]
+
+    def fields(self) -> list[str]:
+        """Fields of the first object."""
+        return list(self._rows[0]) if self._rows else []

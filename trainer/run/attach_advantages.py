@@ -1,0 +1,42 @@
+"""Advantages of a batch, with the KL penalty in the reward where the settings ask for it."""
+
+from __future__ import annotations
+
+from trainer.algorithms import compute_advantages, kl_estimate, sequence_index
+from trainer.data import Batch
+from trainer.run.context import RunContext
+
+
+def attach_advantages(ctx: RunContext, batch: Batch) -> dict[str, float]:
+    """Attach the column ``advantages`` ``[tokens]`` and update the KL controller; metrics."""
+    algorithm = ctx.config.algorithm
+    mask = batch.columns["loss_mask"]
+    metrics: dict[str, float] = {}
+    kl = None
+    if algorithm.use_kl_in_reward:
+        kl = mask * kl_estimate(
+            batch.columns["old_log_probs"], batch.columns["ref_log_probs"], algorithm.kl_penalty
+        )
+        mean_kl = float(kl[mask].mean())
+        metrics["actor/reward_kl_penalty"] = mean_kl
+        metrics["actor/reward_kl_penalty_coeff"] = ctx.kl_controller.coef
+    result = compute_advantages(
+        algorithm.adv_estimator,
+        scores=batch.rows["rewards"],
+        groups=batch.rows["groups"],
+        mask=mask,
+        sequence=sequence_index(batch.cu_seqlens),
+        kl=kl,
+        kl_coef=ctx.kl_controller.coef,
+        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+    )
+    if kl is not None:
+        ctx.kl_controller.update(mean_kl, len(batch))
+    batch.columns["advantages"] = result.advantages
+    trained = result.advantages[mask]
+    metrics["critic/advantages/mean"] = float(trained.mean())
+    metrics["critic/advantages/max"] = float(trained.max())
+    metrics["critic/advantages/min"] = float(trained.min())
+    return metrics

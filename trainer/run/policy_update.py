@@ -1,0 +1,101 @@
+"""All optimizer steps of a training step: mini-batches, learning rate, clipping, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from trainer.algorithms import learning_rate
+from trainer.batching import adaptive_clip
+from trainer.data import Batch
+from trainer.run.context import RunContext
+from trainer.run.reference import update_reference
+from trainer.update.optimizer_step import OptimizerStep, take_step
+
+
+def update_policy(
+    ctx: RunContext, batch: Batch, step: int
+) -> tuple[list[OptimizerStep], dict[str, float]]:
+    """Take the optimizer steps of training step ``step`` (from 1), which sets the learning rate."""
+    actor = ctx.config.actor_rollout_ref.actor
+    lr = scheduled_lr(ctx, step)
+    max_norm = actor.grad_clip
+    optimizer_steps: list[OptimizerStep] = []
+    for mini_batch in mini_batches(ctx, batch, step):
+        if actor.grad_clip_adaptive:
+            max_norm = adaptive_clip(
+                actor.grad_clip, len(mini_batch), actor.grad_clip_min_batch_size
+            )
+        result = take_step(
+            ctx.engine,
+            mini_batch,
+            ctx.objective,
+            ctx.update_pass,
+            ctx.cost_model,
+            lr=lr,
+            max_norm=max_norm,
+        )
+        optimizer_steps.append(result)
+        if result.lowered_budgets is not None:
+            ctx.lower_budgets(result.lowered_budgets)
+    metrics = update_metrics(ctx, optimizer_steps, lr=lr, max_norm=max_norm)
+    return optimizer_steps, metrics | update_reference(ctx, step)
+
+
+def mini_batches(ctx: RunContext, batch: Batch, step: int) -> Iterator[Batch]:
+    """The batch of each optimizer step: ``ppo_mini_batch_size`` prompts with all their responses,
+    ``ppo_epochs`` times.
+
+    Prompts come in the order of the batch, or with ``actor.shuffle`` in one drawn from (seed, step,
+    epoch).
+    """
+    actor = ctx.config.actor_rollout_ref.actor
+    groups = torch.unique(batch.rows["groups"])
+    for epoch in range(actor.ppo_epochs):
+        order = torch.arange(len(groups))
+        if actor.shuffle:
+            seed = (ctx.config.trainer.seed * 1_000_003 + step) * 1_009 + epoch
+            order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))
+        for selected in torch.split(groups[order], actor.ppo_mini_batch_size):
+            yield batch.select(torch.isin(batch.rows["groups"], selected).nonzero().squeeze(-1))
+
+
+def scheduled_lr(ctx: RunContext, step: int) -> float:
+    """The learning rate of training step ``step`` (from 1)."""
+    optim = ctx.config.actor_rollout_ref.actor.optim
+    total = optim.total_training_steps or ctx.total_steps
+    warmup_steps = optim.lr_warmup_steps
+    if warmup_steps is None:
+        warmup_steps = int(optim.lr_warmup_steps_ratio * total)
+    return learning_rate(
+        step - 1,
+        lr=optim.lr,
+        kind=optim.lr_scheduler_type,
+        warmup_steps=warmup_steps,
+        total_steps=total,
+        min_lr_ratio=optim.min_lr_ratio,
+    )
+
+
+def update_metrics(
+    ctx: RunContext, optimizer_steps: Sequence[OptimizerStep], *, lr: float, max_norm: float
+) -> dict[str, float]:
+    """Metrics of a training step's optimizer steps: the objective's over all of them, the mean
+    gradient norm of those applied.
+    """
+    sums = {
+        name: sum(step.sums[name] for step in optimizer_steps) for name in ctx.objective.sum_names
+    }
+    norms = [step.grad_norm for step in optimizer_steps if step.applied]
+    skipped = len(optimizer_steps) - len(norms)
+    prefix = "actor" if ctx.is_rl else "train"
+    metrics = ctx.objective.metrics(sums, len(optimizer_steps))
+    metrics[f"{prefix}/grad_norm"] = sum(norms) / len(norms) if norms else float("nan")
+    metrics[f"{prefix}/grad_clip"] = max_norm
+    metrics[f"{prefix}/lr"] = lr
+    metrics[f"{prefix}/skipped_steps"] = float(skipped)
+    metrics[f"{prefix}/optimizer_steps"] = float(len(optimizer_steps))
+    if ctx.lowered_budgets is not None:
+        metrics["batch/lowered_budget"] = float(min(ctx.lowered_budgets))
+    return metrics

@@ -1,1 +1,0 @@
-"""The phases of a training step, each one function: what ``loop.py`` strings together."""
