@@ -27,6 +27,8 @@ def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path)
         f"{ACTOR}.bucket_boundaries=[16,64]",
         f"{ACTOR}.zero_stage=3",
         f"{ACTOR}.optim.lr=1e-3",
+        # Measured, although the actor's budget is not.
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=auto",
     )
     records = rows(tmp_path)
     assert [row["training/global_step"] for row in records] == [1, 2]

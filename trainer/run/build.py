@@ -101,7 +101,7 @@ def add_rollouts(ctx: RunContext, *, validates: bool) -> None:
 def prepare_planner(ctx: RunContext) -> None:
     """Load the planner's compiled loops, and measure the budgets that are ``auto``. Collective."""
     data = ctx.config.data
-    passes = (ctx.update_pass, ctx.log_prob_pass)
+    passes = (ctx.update_pass, ctx.log_prob_pass, ctx.ref_pass)
     if any(config.dynamic for config in passes):
         responses = ctx.config.actor_rollout_ref.rollout.n if ctx.is_rl else 1
         warm_up(data.train_batch_size * responses)
