@@ -17,6 +17,7 @@ from tests.checkpoint.tiny_training import full_state, join, make_engine, train_
 from trainer.base.errors import UserError
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.snapshot.planner import SnapshotPlanner
 from trainer.checkpoint.store import layout, manifest
 
 
@@ -90,6 +91,25 @@ def metrics(rank: int, size: int, run: str, store: str) -> None:
     now = checkpointer.metrics()
     assert now["ckpt/failures"] == 1 and now["ckpt/last_committed_step"] == 2
     gate.write_text("open")
+    checkpointer.close()
+
+
+def failed_copy(rank: int, size: int, run: str, store: str) -> None:
+    """A copy to host memory that fails is one failure with its cause; the next save commits."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    checkpointer = make_checkpointer(world, engine, Path(run))
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no memory left")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SnapshotPlanner, "plan", fail)
+        assert not checkpointer.save(1, {}, {}, blocking=True)
+    assert checkpointer.metrics()["ckpt/failures"] == 1
+    assert "the copy to host memory failed: no memory left" in checkpointer.last_failure
+    assert checkpointer.save(2, {}, {}, blocking=True)
+    assert checkpointer.last_committed_step == 2
     checkpointer.close()
 
 

@@ -94,7 +94,7 @@ class InProcessWriter:
         throttle: WriteThrottle,
     ) -> dict[str, list[object]]:
         while progress.wait_for_more(size - 1, 100.0) < size:
-            assert not progress.failed
+            assert not progress.failure
         with (
             mmap.mmap(self._buffer_fds[buffer], size, prot=mmap.PROT_READ) as whole,
             memoryview(whole) as data,

@@ -24,7 +24,7 @@ def run_program(
     ).finish()
 
 
-@pytest.mark.parametrize("program", ["keep_best", "metrics"])
+@pytest.mark.parametrize("program", ["keep_best", "metrics", "failed_copy"])
 def test_one_rank(fork_server: ForkServer, tmp_path: Path, program: str) -> None:
     run_program(fork_server, tmp_path, program, 1, {"PLIMSOLL_GATE": str(tmp_path / "gate")})
 

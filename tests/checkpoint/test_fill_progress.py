@@ -47,10 +47,11 @@ def test_progress_is_awaited_and_a_failure_ends_the_wait() -> None:
 
     def copy() -> None:
         progress.advance(5)
-        progress.fail()
+        progress.fail("out of memory")
 
     copier = threading.Thread(target=copy)
     copier.start()
     assert progress.wait_for_more(0, timeout_s=100.0) == 5
-    assert progress.wait_for_more(5, timeout_s=100.0) == 5 and progress.failed
+    assert progress.wait_for_more(5, timeout_s=100.0) == 5
+    assert progress.failure == "out of memory"
     copier.join()

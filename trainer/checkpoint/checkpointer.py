@@ -264,10 +264,8 @@ class Checkpointer:
             fill(save.plan, self._buffers[save.buffer], save.progress, self._stream)
             self._metrics.set("copy_s", time.perf_counter() - began)
         except Exception as error:
-            save.progress.fail()
-            self._metrics.record_failure(
-                f"checkpoint of step {save.step}: the copy to host memory failed: {error}"
-            )
+            # The committer reports it, on every rank.
+            save.progress.fail(f"the copy to host memory failed: {error}")
         finally:
             save.copied.set()
 

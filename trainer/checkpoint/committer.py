@@ -174,8 +174,8 @@ class Committer:
         return True
 
     def _write(self, save: Save) -> dict[str, list[object]]:
-        if save.progress.failed:
-            raise WriteError("nothing was copied")
+        if save.progress.failure:
+            raise WriteError(save.progress.failure)
         return self._writer.write(
             temp_dir(self._folder.root, save.step, self._folder.fence),
             save.plan.files,

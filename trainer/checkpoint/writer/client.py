@@ -125,9 +125,9 @@ class WriterClient:
             if available > released:
                 released = throttle.release(released, available)
                 self._send(process, progress_line(released))
-            elif progress.failed or wait.is_over:
+            elif progress.failure or wait.is_over:
                 self._kill(process)
-                raise WriteError("the copy to host memory did not end")
+                raise WriteError(progress.failure or "the copy to host memory did not end")
 
     def _send(self, process: subprocess.Popen[bytes], line: bytes) -> None:
         assert process.stdin is not None

@@ -23,7 +23,8 @@ class FillProgress:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._nbytes = 0
-        self.failed = False
+        self.failure = ""
+        """Why the copy has failed; empty while it has not."""
 
     def advance(self, nbytes: int) -> None:
         """The first ``nbytes`` are in place."""
@@ -31,16 +32,16 @@ class FillProgress:
             self._nbytes = nbytes
             self._changed.notify_all()
 
-    def fail(self) -> None:
+    def fail(self, reason: str) -> None:
         """The copy has failed: no more bytes will follow."""
         with self._changed:
-            self.failed = True
+            self.failure = reason
             self._changed.notify_all()
 
     def wait_for_more(self, known: int, timeout_s: float | None = None) -> int:
         """Wait for more than ``known`` bytes, a failure, or ``timeout_s``; return how many."""
         with self._changed:
-            self._changed.wait_for(lambda: self._nbytes > known or self.failed, timeout_s)
+            self._changed.wait_for(lambda: self._nbytes > known or bool(self.failure), timeout_s)
             return self._nbytes
 
 
