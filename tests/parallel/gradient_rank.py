@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.base import environment, rank_info
 
@@ -36,7 +36,7 @@ from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.ranks.world import World, join, leave  # noqa: E402
 from trainer.update.forward import log_prob_column  # noqa: E402
 from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches  # noqa: E402
-from trainer.update.optimizer_step import take_step  # noqa: E402
+from trainer.update.optimizer_step import OptimizerStep, take_step  # noqa: E402
 
 EPS = 1e8
 SCALE = 100.0
@@ -113,70 +113,94 @@ def failing(
         hook.remove()
 
 
-def run_variant(
-    number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path
-) -> None:
-    model = copy.deepcopy(loaded.model)
-    if rank := variant.get("lora"):
-        add_adapters(model, Lora(rank=rank, alpha=rank))
-        torch.manual_seed(11)
-        for name, parameter in model.named_parameters():
-            if ".lora_B." in name:
-                nn.init.normal_(parameter, std=0.2)
-    before = {k: v.clone() for k, v in whole_weights(model, sharded=False)}
-    settings = EngineSettings(
-        zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0
-    )
-    engine = Engine(model, settings, world)
-    config = MicroBatchConfig(
+def model_of(variant: dict[str, Any], loaded: Any) -> nn.Module:
+    """A copy of the model, with adapters that have an effect where the variant trains some."""
+    model: nn.Module = copy.deepcopy(loaded.model)
+    rank = variant.get("lora")
+    if rank is None:
+        return model
+    add_adapters(model, Lora(rank=rank, alpha=rank))
+    torch.manual_seed(11)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def config_of(variant: dict[str, Any], *, sync: Literal["step", "micro"]) -> MicroBatchConfig:
+    """The settings of the update."""
+    return MicroBatchConfig(
         dynamic=variant.get("micro") is None,
         budget=variant.get("budget", 10**6),
         micro_size=variant.get("micro"),
         buckets=variant.get("buckets"),
         bucket_by="total",
         share_prompts=variant.get("share", False),
-        sync="micro" if engine.needs_equal_counts else "step",
+        sync=sync,
     )
-    batch = make_batch(loaded.shape.vocab)
+
+
+def batch_of(variant: dict[str, Any], vocabulary: int) -> Batch:
+    """The fixed sequences, backwards where the variant says so."""
+    batch = make_batch(vocabulary)
     if variant.get("reverse"):
-        batch = batch.select(torch.arange(len(batch)).flip(0))
+        return batch.select(torch.arange(len(batch)).flip(0))
+    return batch
+
+
+def reference_difference(
+    engine: Engine, loaded: Any, batch: Batch, config: MicroBatchConfig, cost: CostModel
+) -> float:
+    """Largest difference of log-probs: adapters switched off, and the model as it was loaded."""
+    plan = plan_micro_batches(batch, config, engine.world.size, cost)
+    with adapters_off(engine.module) as base:
+        columns = [
+            log_prob_column(model, batch, plan, engine.world, config, temperature=1.0)
+            for model in (base, loaded.model)
+        ]
+    return float((columns[0] - columns[1]).abs().max())
+
+
+def lowered_by_rank(world: World, done: OptimizerStep) -> list[list[int]] | None:
+    """The lowered budgets of each rank; None without any. Collective."""
+    if not done.lowered_budgets:
+        return None
+    by_time = [world.vector(budget) for budget in done.lowered_budgets]
+    return [[int(budget) for budget in of_rank] for of_rank in zip(*by_time, strict=True)]
+
+
+def run_variant(
+    number: int, variant: dict[str, Any], loaded: Any, world: World, folder: Path
+) -> None:
+    model = model_of(variant, loaded)
+    before = {k: v.clone() for k, v in whole_weights(model, sharded=False)}
+    settings = EngineSettings(
+        zero_stage=variant["zero"], bf16=False, betas=(0.0, 0.0), eps=EPS, weight_decay=0.0
+    )
+    engine = Engine(model, settings, world)
+    config = config_of(variant, sync="micro" if engine.needs_equal_counts else "step")
+    batch = batch_of(variant, loaded.shape.vocab)
     cost = CostModel.from_shape(loaded.shape)
     with failing(engine, model, world, variant.get("fail")):
         done = take_step(
             engine, batch, NegativeLogLikelihood(), config, cost, lr=SCALE * EPS, max_norm=0.0
         )
-    reference_difference = 0.0
-    if rank:
-        plan = plan_micro_batches(batch, config, world.size, cost)
-        with adapters_off(engine.module) as base:
-            columns = [
-                log_prob_column(m, batch, plan, world, config, temperature=1.0)
-                for m in (base, loaded.model)
-            ]
-        reference_difference = float((columns[0] - columns[1]).abs().max())
-    lowered = [world.vector(b) for b in done.lowered_budgets] if done.lowered_budgets else None
-    lowered = (
-        None
-        if lowered is None
-        else [[int(b) for b in of_rank] for of_rank in zip(*lowered, strict=True)]
-    )
+    result = {
+        "reference_difference": (
+            reference_difference(engine, loaded, batch, config, cost) if "lora" in variant else 0.0
+        ),
+        "norm": done.grad_norm,
+        "loss": done.sums["loss"],
+        "counts": [int(n) for n in done.plan.num_micro_batches],
+        "tokens": [[int(t) for t in rank] for rank in done.plan.tokens],
+        "lowered": lowered_by_rank(world, done),
+    }
     # In buckets smaller than the embedding, as a generation engine takes them.
     weights = whole_weights(engine.module, sharded=variant["zero"] == 3, bucket_bytes=100_000)
     after = {k: v.clone() for k, v in weights}
     if world.is_main:
         gradient = torch.cat([(before[k] - after[k].float()).flatten() / SCALE for k in before])
-        torch.save(
-            {
-                "gradient": gradient.detach(),
-                "reference_difference": reference_difference,
-                "norm": done.grad_norm,
-                "loss": done.sums["loss"],
-                "counts": [int(n) for n in done.plan.num_micro_batches],
-                "tokens": [[int(t) for t in rank] for rank in done.plan.tokens],
-                "lowered": lowered,
-            },
-            folder / f"{number}.pt",
-        )
+        torch.save(result | {"gradient": gradient.detach()}, folder / f"{number}.pt")
     engine.ds.destroy()
 
 
