@@ -5,6 +5,9 @@ Read ``tracker`` first (one object that takes the metrics of each step), then it
 measure a step, ``goodput`` a run over its attempts; ``monitor`` and ``visualizer`` (which draws
 with ``batch_plots``) show its micro-batches. ``pictures`` and ``rebuild`` read the record of a run,
 ``banner`` describes its environment. ``plotting`` holds what all pictures share.
+
+A new logger: a class like ``wandb_run.WandbRun``, made and called by ``tracker.Tracker``, its name
+in ``LOGGERS`` and in ``trainer/config/schema/trainer.py``.
 """
 
 from trainer.tracking.timers import Timers
