@@ -149,7 +149,7 @@ PRESETS = sorted(
 def test_every_preset_composes_into_a_valid_run(group: str, name: str):
     from hydra import compose, initialize_config_dir
 
-    # What a preset leaves to the user; the rollout of presets that change only one room.
+    # What a preset leaves to the user; the rollout of presets that change only one section.
     given = ["actor_rollout_ref.model.path=x"] if group != "model" else []
     given += (
         ["data.train_files=a", "data.val_files=b"]

@@ -49,7 +49,9 @@ def _messages(values: dict[str, Any], *, refused: bool) -> Iterator[str]:
 def _clip_ratio(config: Config) -> Iterator[str]:
     """``clip_ratio`` is the default of two other keys: no effect when both have other values."""
     actor = config.actor_rollout_ref.actor
-    ratio, low, high = actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high
+    ratio = actor.clip_ratio
+    low = actor.clip_ratio_low
+    high = actor.clip_ratio_high
     if ratio != default_of(f"{_ACTOR}.clip_ratio") and ratio not in (low, high):
         yield (
             f"{_ACTOR}.clip_ratio={ratio}, but clip_ratio_low={low} and clip_ratio_high={high} are "

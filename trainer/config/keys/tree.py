@@ -31,22 +31,21 @@ OmegaConf.register_new_resolver("twice", twice, replace=True)
 
 
 @lru_cache(maxsize=1)
-def _defaults() -> DictConfig:
-    tree = OmegaConf.load(conf_dir() / "config.yaml")
-    assert isinstance(tree, DictConfig)
-    for name in NOT_SETTINGS:
-        tree.pop(name, None)
-    return tree
+def _defaults() -> dict[str, Any]:
+    # Plain data: omegaconf changes a tree while it copies it, which threads must not share.
+    tree = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"), resolve=False)
+    assert isinstance(tree, dict)
+    return {str(name): value for name, value in tree.items() if name not in NOT_SETTINGS}
 
 
 @lru_cache(maxsize=1)
 def _resolved_defaults() -> Any:
-    return OmegaConf.to_container(_defaults(), resolve=True)
+    return OmegaConf.to_container(defaults(), resolve=True)
 
 
 def defaults() -> DictConfig:
-    """All settings with their defaults, interpolations unresolved: a new copy at each call."""
-    return _defaults().copy()
+    """All settings with their defaults, interpolations unresolved: a new tree at each call."""
+    return OmegaConf.create(_defaults())
 
 
 def default_of(key: str) -> Any:
@@ -57,9 +56,7 @@ def default_of(key: str) -> Any:
 @lru_cache(maxsize=1)
 def known_keys() -> dict[str, str]:
     """Dotted key of every setting -> its default as written in the file."""
-    raw = OmegaConf.to_container(_defaults(), resolve=False)
-    assert isinstance(raw, dict)
-    return {key: format_value(value) for key, value in leaves({str(k): v for k, v in raw.items()})}
+    return {key: format_value(value) for key, value in leaves(_defaults())}
 
 
 @lru_cache(maxsize=1)
