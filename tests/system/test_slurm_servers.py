@@ -16,7 +16,7 @@ from tests.e2e.runs import finish, rows
 from tests.system import digits_reward
 from tests.system.slurm_runs import causes, wait
 from tests.system.test_slurm_sweep import COMMON, Lab
-from tests.system.vllm_runs import NEEDS_VLLM
+from tests.system.vllm_runs import MAX_PROBS_DIFF, NEEDS_VLLM
 
 pytestmark = [NEEDS_VLLM, pytest.mark.system, pytest.mark.timeout(3600)]
 RUN = [
@@ -30,8 +30,6 @@ RUN = [
     "actor_rollout_ref.actor.optim.lr=1e-4",
     "trainer.n_gpus_per_node=1",
 ]
-EQUAL = ("critic/score/mean", "response_length/mean", "response_length/max", "prompt_length/mean")
-CLOSE = ("actor/grad_norm", "actor/entropy", "actor/pg_loss")
 
 
 @pytest.fixture
@@ -53,11 +51,15 @@ def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(entry.name), words
 
 
-def assert_same_step(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert {name: one[name] for name in EQUAL} == {name: other[name] for name in EQUAL}
-    assert [one[name] for name in CLOSE] == pytest.approx(
-        [other[name] for name in CLOSE], rel=1e-3, abs=1e-6
-    )
+def assert_same_first_step(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The first steps agree but for a token or two: two engines' kernels round differently, so that
+    the same random number may draw another token where it falls between two.
+
+    Later steps train on that, and need not agree.
+    """
+    assert one["prompt_length/mean"] == other["prompt_length/mean"]
+    assert one["critic/score/mean"] == pytest.approx(other["critic/score/mean"], rel=0.02)
+    assert one["actor/entropy"] == pytest.approx(other["actor/entropy"], rel=1e-3)
 
 
 def test_a_run_with_a_node_of_servers_survives_the_loss_of_one(nodes: Lab, tmp_path: Path) -> None:
@@ -95,7 +97,9 @@ def test_a_run_with_a_node_of_servers_survives_the_loss_of_one(nodes: Lab, tmp_p
     with_servers = rows(run)
     with_hf = rows(tmp_path / "alone")
     assert len(with_servers) == len(with_hf) == 3
+    assert_same_first_step(with_servers[0], with_hf[0])
     for by_vllm, by_hf in zip(with_servers, with_hf, strict=True):
-        assert_same_step(by_vllm, by_hf)
-        assert by_vllm["training/rollout_probs_diff_mean"] < 1e-6 and by_vllm["timing/sync"] > 0
-    assert any(row["actor/grad_norm"] > 0 for row in with_servers)
+        assert by_vllm["prompt_length/mean"] == by_hf["prompt_length/mean"]
+        assert by_vllm["training/rollout_probs_diff_mean"] < MAX_PROBS_DIFF
+        assert by_vllm["timing/sync"] > 0
+        assert by_vllm["actor/grad_norm"] > 0
