@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Report, arguments
-from trainer.base.rank_info import RankInfo
+from trainer.base.rank_info import rank_from_environment
 from trainer.config import load
 from trainer.ranks.world import join, leave
 from trainer.run.build import build
@@ -117,14 +117,7 @@ def run(report: Report, quick: bool) -> None:
         folder = Path(name)
         (folder / "reward.py").write_text(REWARD)
         config = load(settings(folder, quick))
-        info = RankInfo(
-            rank=0,
-            world_size=1,
-            local_rank=0,
-            local_world_size=1,
-            master_addr="127.0.0.1",
-            master_port=None,
-        )
+        info = rank_from_environment({})
         world = join(info, device="cpu", run_dir=folder, meet_s=60.0, timeout_s=600.0)
         try:
             ctx = build(config, folder, world)

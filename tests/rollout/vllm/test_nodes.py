@@ -19,8 +19,16 @@ import pytest
 import torch
 
 from tests.config.helpers import load, minimal_settings
+from tests.rollout.vllm import test_servers
 from tests.rollout.vllm.fake_server import GO, HOLD
-from tests.rollout.vllm.test_servers import ROOT, SAMPLING, drawn, groups, make_world
+from tests.rollout.vllm.test_servers import (
+    ROOT,
+    SAMPLING,
+    drawn,
+    fake_model,
+    groups,
+    make_world,
+)
 from trainer import worker
 from trainer.base.connections import LOOPBACK, Address
 from trainer.base.errors import UserError
@@ -31,7 +39,6 @@ from trainer.rollout import EngineFailed, Sampling
 from trainer.rollout.vllm.client.engine import VllmServerEngine
 from trainer.rollout.vllm.client.json_request import try_send_json
 from trainer.rollout.vllm.client.spec import ServerLimits
-from trainer.rollout.vllm.engine.options import Options
 from trainer.rollout.vllm.engine.resources import KvCacheDemand
 from trainer.rollout.vllm.engine.shared_weights import SharedWeightsReader
 from trainer.rollout.vllm.nodes.agent import NodeAgent, servers_folder
@@ -41,16 +48,8 @@ from trainer.rollout.vllm.nodes.remote_pool import RemotePool
 from trainer.rollout.vllm.server.http import AuthenticatedHandler, serve_in_threads
 
 R = "actor_rollout_ref.rollout"
-OPTIONS = Options(
-    max_model_len=32,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    tensor_parallel_size=1,
-    enable_chunked_prefill=True,
-    gpu_memory_utilization=0.5,
-    kv_cache_bytes=None,
-    dtype="float32",
-    on_cpu=True,
+OPTIONS = dataclasses.replace(
+    test_servers.OPTIONS,
     kv_cache_demand=KvCacheDemand(max_model_len=32, min_bytes=1, max_bytes=1, memory_share=0.5),
 )
 RANK_0 = RankInfo(
@@ -61,14 +60,10 @@ RANK_0 = RankInfo(
 def engine_over(
     addresses: list[Address], run: Path, *, timeout_s: float = 200.0, replicas: int = 1
 ) -> VllmServerEngine:
-    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-    loaded: Any = SimpleNamespace(
-        model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)
-    )
     limits = ServerLimits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=2)
     pool = RemotePool(
         addresses,
-        loaded,
+        fake_model(),
         make_world(),
         local_ranks=1,
         run_dir=run,

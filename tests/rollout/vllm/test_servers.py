@@ -29,6 +29,17 @@ from trainer.rollout.vllm.engine.options import Options
 
 SAMPLING = Sampling(max_response_length=6, temperature=0.5)
 ROOT = Path(__file__).parents[3]
+OPTIONS = Options(
+    max_model_len=32,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    tensor_parallel_size=1,
+    enable_chunked_prefill=True,
+    gpu_memory_utilization=0.5,
+    kv_cache_bytes=None,
+    dtype="float32",
+    on_cpu=True,
+)
 StartEngine = Callable[..., VllmServerEngine]
 
 
@@ -49,6 +60,14 @@ def make_world(rank: int = 0, size: int = 1) -> World:
     return kind(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"), cpu_group=None)  # type: ignore[arg-type]
 
 
+def fake_model() -> Any:
+    """A loaded model without weights, as far as fake servers read one."""
+    return SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(to_dict=dict)),
+        tokenizer=SimpleNamespace(save_pretrained=lambda folder: None),
+    )
+
+
 def start_engine(
     folder: Path,
     *,
@@ -59,30 +78,16 @@ def start_engine(
     restarts: int = 1,
 ) -> VllmServerEngine:
     """An engine over fake servers, not started."""
-    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-    loaded = SimpleNamespace(
-        model=model, tokenizer=SimpleNamespace(save_pretrained=lambda folder: None)
-    )
     limits = ServerLimits(start_timeout_s=250.0, timeout_s=timeout_s, max_restarts=restarts)
     pool = LocalPool(
-        loaded,  # type: ignore[arg-type]
+        fake_model(),
         world or make_world(),
         folder=folder,
         environments=[{"PYTHONPATH": str(ROOT)}] * replicas,
         limits=limits,
         module="tests.rollout.vllm.fake_server",
     )
-    options = Options(
-        max_model_len=32,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        tensor_parallel_size=1,
-        enable_chunked_prefill=True,
-        gpu_memory_utilization=0.5,
-        kv_cache_bytes=None,
-        dtype=dtype,
-        on_cpu=True,
-    )
+    options = dataclasses.replace(OPTIONS, dtype=dtype)
     return VllmServerEngine(pool, options, eos_ids=[1], limits=limits)
 
 
