@@ -134,21 +134,27 @@ def _run_interrupted(scenarios: Scenarios) -> Entry:
     entry = _trainer(scenarios, "interrupted", reward, "n1", "n2", logger="[console,wandb]")
     interruptions = (_preempt, _signal_twice, _requeue, _reach_the_time_limit, _lose_the_node)
     for number, interrupt in enumerate(interruptions):
-        before = step(entry)
-        if interrupt is not _reach_the_time_limit:  # the steps are done before Slurm checks it
-            wait(
-                lambda before=before: step(entry) >= before + 2,
-                f"two steps before {interrupt.__name__}",
-                entry,
-            )
-        interrupt(entry, scenarios.lab)
-        wait(
-            lambda number=number: len(causes(entry)) > number,
-            f"the end of {interrupt.__name__}",
-            entry,
-        )
+        # The time limit comes after the steps anyway: they are done before Slurm checks it.
+        steps = 0 if interrupt is _reach_the_time_limit else 2
+        _interrupt(entry, scenarios.lab, interrupt, number, after_steps=steps)
     reward.with_name("hold").unlink()
     return _finish(entry)
+
+
+def _interrupt(
+    entry: Entry,
+    lab: Path,
+    interrupt: Callable[[Entry, Path], None],
+    number: int,
+    *,
+    after_steps: int,
+) -> None:
+    """Interruption ``number`` of a run, after so many more steps; return when the attempt ended."""
+    event = f"{interrupt.__name__} (interruption {number}) of {entry.name}"
+    target = step(entry) + after_steps
+    wait(lambda: step(entry) >= target, f"{after_steps} steps before {event}", entry)
+    interrupt(entry, lab)
+    wait(lambda: len(causes(entry)) > number, f"the end of {event}", entry)
 
 
 def _node_of(entry: Entry) -> str:
@@ -243,18 +249,7 @@ def _kill(pid: int) -> None:
 def _preempt_often(scenarios: Scenarios) -> Entry:
     entry = _standin(scenarios, "preempted", "n4", STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
     for number in range(PREEMPTIONS):
-        before = step(entry)
-        wait(
-            lambda before=before: step(entry) >= before + 3,
-            f"three steps before preemption {number}",
-            entry,
-        )
-        _preempt(entry, scenarios.lab)
-        wait(
-            lambda number=number: len(causes(entry)) > number,
-            f"preemption {number} of {entry.name}",
-            entry,
-        )
+        _interrupt(entry, scenarios.lab, _preempt, number, after_steps=3)
     (Path(entry.run) / "go").touch()
     return _finish(entry)
 
