@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 RUNS ?= runs/demo
 SEED ?= 1
 
-.PHONY: train test test-fast coverage crash lint bench setup vllm system cluster cluster-down image clean help
+.PHONY: train test test-fast coverage crash exhaustive lint bench setup vllm system cluster cluster-down image clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -1; grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ coverage: setup ## branch coverage of the unit tests, in htmlcov/; no threshold
 
 crash: setup ## 1,000 kills at random instants instead of 200
 	PLIMSOLL_KILLS=1000 python -m pytest -q tests/system/test_crash*.py
+
+exhaustive: setup vllm system crash ## the long forms of the tests, and the 1,000 kills: hours
+	python -m pytest -q -m exhaustive
 
 lint: setup ## ruff and mypy --strict
 	ruff check .
