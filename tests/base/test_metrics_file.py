@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from trainer.base.metrics_file import (
     MetricsFile,
+    ReplacedSteps,
     by_step,
     last_step,
     last_value,
     last_values,
     read_metrics,
     read_tail,
+    replaced_file,
     to_plain,
 )
 
@@ -45,8 +47,14 @@ def test_a_resumed_record_equals_an_uninterrupted_one(
         file.write(
             b'{"step": 9, "lo'[: data.draw(st.integers(0, 15))]
         )  # the kernel may keep part of the last line
-    write(folder / "resumed", range(restored + 1, total + 1), restored).close()
+    resumed = MetricsFile(folder / "resumed", restored, attempt=7)
+    for step in range(restored + 1, total + 1):
+        resumed.append({"step": step, "loss": 1.0 / step})
+    resumed.close()
     assert (folder / "resumed").read_bytes() == (folder / "whole").read_bytes()
+    aside = replaced_file(folder / "resumed", 7)
+    assert list(by_step(aside)) == list(range(restored + 1, died_at + 1))
+    assert aside.exists() == (restored < died_at)
 
 
 def test_a_last_line_without_its_end_is_done_again(tmp_path: Path) -> None:
@@ -63,6 +71,27 @@ def test_a_validation_before_the_first_step_is_not_kept_twice(tmp_path: Path) ->
         file.append({"step": 0, "val/reward": 0.5})
         file.close()
     assert len(list(read_metrics(tmp_path / "m"))) == 1
+
+
+def test_no_line_of_a_step_is_lost_when_it_is_taken_again(tmp_path: Path) -> None:
+    """Two attempts go back: each keeps the lines that it removed, also when it is killed between
+    keeping and removing them.
+    """
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(1, 6), 0)
+    second = MetricsFile(path, 3, attempt=2)
+    assert second.replaced == ReplacedSteps(4, 5, tmp_path / "metrics.before_attempt_2.jsonl")
+    second.append({"step": 4, "loss": 9.0})
+    third = MetricsFile(path, 0, attempt=3)
+    third.append({"step": 1, "loss": 1.0})
+    assert MetricsFile(path, 1, attempt=4).replaced is None
+    assert list(by_step(tmp_path / "metrics.before_attempt_2.jsonl")) == [4, 5]
+    kept = by_step(tmp_path / "metrics.before_attempt_3.jsonl")
+    assert list(kept) == [1, 2, 3, 4] and kept[4]["loss"] == 9.0
+    assert not (tmp_path / "metrics.before_attempt_4.jsonl").exists()
+    assert list(by_step(path)) == [1]
+    MetricsFile(path, 0, attempt=2)
+    assert list(by_step(tmp_path / "metrics.before_attempt_2.jsonl")) == [1, 4, 5]
 
 
 def test_the_validation_before_the_first_step_survives_a_resume(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,38 @@ def last_step(path: Path) -> int | None:
     return int(records[-1]["step"]) if records else None
 
 
+@dataclass(frozen=True)
+class ReplacedSteps:
+    """Steps that an earlier attempt took and that this one takes again."""
+
+    first: int
+    last: int
+    file: Path
+    """Where their lines are kept."""
+
+
+def replaced_file(path: Path, attempt: int) -> Path:
+    """Where the lines are kept that ``attempt`` removes from the record ``path``."""
+    return path.with_name(f"{path.stem}.before_attempt_{attempt}{path.suffix}")
+
+
 class MetricsFile:
-    """Appends whole lines. On a resume, what came after the restored step is cut off first.
+    """Appends whole lines. On a resume, what came after the restored step is set aside first.
 
     The steps after the restored one are taken again and logged again, so the file of a resumed run
     equals that of an uninterrupted one in every key outside :data:`TIMING_PREFIXES`, provided a
-    step is logged before its checkpoint is committed (:meth:`sync` makes it durable).
+    step is logged before its checkpoint is committed (:meth:`sync` makes it durable). The lines of
+    the first time are moved, not lost: attempt N keeps them in ``metrics.before_attempt_N.jsonl``.
     """
 
-    def __init__(self, path: Path, steps_done: int | None) -> None:
-        """``steps_done``: the restored step; None keeps every whole line."""
+    def __init__(self, path: Path, steps_done: int | None, *, attempt: int = 1) -> None:
+        """``steps_done``: the restored step; None keeps every whole line. ``attempt``: the number
+        of this attempt.
+        """
+        self.replaced: ReplacedSteps | None = None
+        """The steps whose lines were moved; None when there were none."""
         if path.exists():
-            _cut(path, steps_done)
+            self.replaced = _set_aside(path, steps_done, replaced_file(path, attempt))
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -165,22 +186,32 @@ class MetricsFile:
         os.close(self._fd)
 
 
-def _cut(path: Path, steps_done: int | None) -> None:
-    """Keep the whole lines of steps up to ``steps_done``: none for 0, all for None."""
+def _set_aside(path: Path, steps_done: int | None, aside: Path) -> ReplacedSteps | None:
+    """Move the lines of steps after ``steps_done`` to ``aside``: all for 0, none for None.
+
+    Half a line, which a crash left, is dropped.
+    """
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
-    kept = [line for line in lines if _is_kept(line, steps_done)]
+    kept = []
+    moved = []
+    steps = []
+    for line in lines:
+        record = decode(line)
+        if record is None or not line.endswith("\n"):
+            continue
+        if steps_done is None or (steps_done > 0 and record["step"] <= steps_done):
+            kept.append(line)
+        else:
+            moved.append(line)
+            steps.append(int(record["step"]))
+    if moved:
+        # First the copy: a kill between the two leaves a line twice, never nowhere.
+        earlier = aside.read_text(encoding="utf-8") if aside.exists() else ""
+        atomic.write_text(aside, earlier + "".join(moved))
     if len(kept) < len(lines):
         atomic.write_text(path, "".join(kept))
-
-
-def _is_kept(line: str, steps_done: int | None) -> bool:
-    record = decode(line)
-    if record is None or not line.endswith("\n"):
-        return False
-    if steps_done is None:
-        return True
-    return steps_done > 0 and bool(record["step"] <= steps_done)
+    return ReplacedSteps(min(steps), max(steps), aside) if moved else None
 
 
 def _spell_not_finite(value: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.metrics_file import METRICS_FILE, by_step
+from trainer.base.metrics_file import METRICS_FILE, ReplacedSteps, by_step
 from trainer.experience.sampler import prompts_per_rank
+from trainer.run.attempt import attempt_number
 from trainer.run.batching_metrics import BatchingMetrics
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
@@ -43,6 +44,7 @@ class RunReporter:
             rank=ctx.world.rank,
             total_steps=ctx.total_steps,
             steps_done=checkpoints.restored_step,
+            attempt=attempt_number(ctx.run_dir, ctx.world.is_main),
         )
         self._batching = BatchingMetrics(ctx, self.message)
         self.last_logged = checkpoints.restored_step
@@ -150,6 +152,9 @@ class RunReporter:
         self._main_message(device_mesh_line(samples))
         for note in [*ctx.notes, *self._checkpoints.notes]:
             self._main_message(note)
+        replaced = self._tracker.replaced
+        if replaced is not None and replaced.last > 0:
+            self._main_message(replaced_note(replaced, self.last_logged))
 
     def _throughput(self, result: TrainingStep, seconds: float) -> dict[str, float]:
         ctx = self._ctx
@@ -177,3 +182,20 @@ class RunReporter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._tracker.close(self.exit_code if kind is None else 1)
+
+
+def replaced_note(replaced: ReplacedSteps, restored: int) -> str:
+    """What the user is told of steps that no checkpoint held. ``restored``: the step that the run
+    goes on from, 0 when it begins anew.
+    """
+    kept = f"their lines are kept in {replaced.file}"
+    if restored > 0:
+        return (
+            f"[WARNING] Steps {replaced.first} to {replaced.last} were taken before and no "
+            f"checkpoint holds them: they are taken again after step {restored}; {kept}."
+        )
+    return (
+        f"[WARNING] This run was ended at step {replaced.last}, before its first checkpoint: it "
+        f"begins again at step 0; {kept}. trainer.checkpoint.save_interval_minutes and "
+        "trainer.checkpoint.save_freq say how often it saves."
+    )

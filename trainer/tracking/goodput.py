@@ -75,8 +75,8 @@ class GoodputClock:
     def __init__(
         self, run_dir: Path, number: int, *, restored: int, now: float | None = None
     ) -> None:
-        """``restored``: the step that the run continues from. Make the clock before later steps are
-        cut off the record.
+        """``restored``: the step that the run continues from. Make the clock before the lines of
+        later steps are set aside.
         """
         self._folder = log_folder(run_dir, number)
         self._earlier = list(earlier_attempts(run_dir, number))

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.base.environment import available_cores
 from trainer.base.errors import UserError, nearest
-from trainer.base.metrics_file import METRICS_FILE, MetricsFile, to_plain
+from trainer.base.metrics_file import METRICS_FILE, MetricsFile, ReplacedSteps, to_plain
 from trainer.base.rank_info import rank_from_environment
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import Watermarks
@@ -40,12 +40,13 @@ class Tracker:
         total_steps: int,
         watermarks: Watermarks,
         steps_done: int = 0,
-        cuts_record: bool = True,
+        attempt: int = 1,
+        trains: bool = True,
         mode: str = "auto",
         num_workers: int | None = None,
     ) -> None:
-        """``steps_done``: the restored step. ``cuts_record``: remove later steps from the record,
-        since they will be taken again; False for a run that takes none.
+        """``steps_done``: the restored step. ``trains``: the lines of later steps are set aside,
+        since ``attempt`` takes these steps again; False for a run that takes none.
 
         ``mode``: auto, online, offline or disabled (W&B). Raises :class:`UserError` for an unknown
         logger or mode and for a run folder that can't be written.
@@ -56,10 +57,13 @@ class Tracker:
         self._active = rank == 0
         self._display: Display | None = None
         self._wandb: WandbRun | None = None
+        self.replaced: ReplacedSteps | None = None
+        """Steps of earlier attempts whose lines were set aside; known on rank 0."""
         if not self._active:
             self._display = PlainDisplay(total_steps) if "console" in loggers else None
             return
-        self._file = _open_record(run_dir, steps_done if cuts_record else None)
+        self._file = _open_record(run_dir, steps_done if trains else None, attempt)
+        self.replaced = self._file.replaced
         if "console" in loggers:
             self._display = make_display(total_steps, steps_done)
         self._health = Health(watermarks, num_workers=num_workers)
@@ -72,7 +76,14 @@ class Tracker:
 
     @classmethod
     def from_config(
-        cls, config: Config, run_dir: Path, *, rank: int, total_steps: int, steps_done: int
+        cls,
+        config: Config,
+        run_dir: Path,
+        *,
+        rank: int,
+        total_steps: int,
+        steps_done: int,
+        attempt: int,
     ) -> Tracker:
         """The tracker of a run with ``trainer.logger`` and the other keys that name its outputs.
 
@@ -89,7 +100,8 @@ class Tracker:
             total_steps=total_steps,
             watermarks=section.watermarks,
             steps_done=steps_done,
-            cuts_record=not section.val_only,
+            attempt=attempt,
+            trains=not section.val_only,
             num_workers=config.data.num_workers,
         )
 
@@ -186,10 +198,10 @@ def check_loggers(loggers: Sequence[str], mode: str) -> None:
         )
 
 
-def _open_record(run_dir: Path, steps_done: int | None) -> MetricsFile:
+def _open_record(run_dir: Path, steps_done: int | None, attempt: int) -> MetricsFile:
     path = run_dir / METRICS_FILE
     try:
-        return MetricsFile(path, steps_done)
+        return MetricsFile(path, steps_done, attempt=attempt)
     except OSError as error:
         raise UserError(
             f"{path} can't be written ({error.strerror}): set trainer.default_local_dir to a "
