@@ -4,8 +4,6 @@ type.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from tests.models.support import make_model
 from trainer.base.errors import UserError
 from trainer.models import load_model, resolve
-from trainer.models.cache import cached
 
 QUESTION = [{"role": "user", "content": "What is 47 + 18?"}]
 
@@ -36,7 +33,7 @@ def test_tiny_is_small_and_made_once(cache: Path) -> None:
     assert Path(second.source).stat().st_mtime_ns == made
     assert 1e6 <= sum(p.numel() for p in first.model.parameters()) <= 3e6
     assert second.model.get_input_embeddings().weight.dtype == torch.bfloat16  # type: ignore[operator]
-    assert [f.name for f in cache.iterdir() if f.name.startswith(".")] == []
+    assert [f.suffix for f in cache.iterdir() if f.name.startswith(".")] == [".lock"]
     assert first.shape.vocab == len(first.tokenizer) == 512
 
 
@@ -74,42 +71,6 @@ def test_a_saved_model_is_an_ordinary_folder(cache: Path, tmp_path: Path) -> Non
     loaded.model.eval()
     torch.testing.assert_close(plain(ids).logits, loaded.model(ids).logits)
     assert load(tmp_path, cache).source == str(tmp_path)
-
-
-def _make(root: str, barrier: object) -> None:
-    def build(folder: Path) -> None:
-        (folder / "config.json").write_text(str(os.getpid()))
-        barrier.wait(timeout=300)  # type: ignore[attr-defined]
-
-    cached(Path(root), "race", "recipe", build)
-
-
-def test_two_ranks_make_it_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(2)
-    ranks = [context.Process(target=_make, args=(str(tmp_path), barrier)) for _ in range(2)]
-    for r in ranks:
-        r.start()
-    for r in ranks:
-        r.join(timeout=400)
-    assert [r.exitcode for r in ranks] == [0, 0]
-    (made,) = tmp_path.iterdir()
-    assert made.name.startswith("race-") and (made / "config.json").read_text() in {
-        str(r.pid) for r in ranks
-    }
-    assert made.stat().st_mode & 0o077 == 0
-
-
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "half").write_text("x")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(
-        UserError, match=r"cannot write builtin:x to the cache .*: No space left on device"
-    ):
-        cached(tmp_path, "x", "recipe", build)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path) -> None:

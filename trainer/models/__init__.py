@@ -7,7 +7,14 @@ backends ``attention_cpu`` and ``attention_cuda``. ``lora`` and ``adapters`` tra
 """
 
 from trainer.models.layout import Layout, Packed, Segment, pack, pad
-from trainer.models.load import LoadedModel, load_model, load_tokenizer, prepare_model, resolve
+from trainer.models.load import (
+    LoadedModel,
+    load_model,
+    load_tokenizer,
+    make_builtin,
+    prepare_model,
+    resolve,
+)
 from trainer.models.policy import load_policy
 from trainer.models.stats import TokenStats, token_stats
 
@@ -20,6 +27,7 @@ __all__ = [
     "load_model",
     "load_policy",
     "load_tokenizer",
+    "make_builtin",
     "pack",
     "pad",
     "prepare_model",

@@ -25,6 +25,7 @@ from trainer.models.head import make_token_head
 KEY = "actor_rollout_ref.model.path"
 FAMILIES = ("llama", "qwen2", "qwen3")
 """``model_type`` of the supported families: Llama 2/3 (and SmolLM2), Qwen2 and 2.5, Qwen3."""
+BUILTIN_PREFIX = "builtin:"
 BUILTIN = ("tiny", "smollm2")
 
 
@@ -108,13 +109,23 @@ def prepare_model(model: nn.Module) -> nn.Module:
     return model
 
 
+def make_builtin(path: str | None) -> None:
+    """Make the built-in model ``path`` if the cache lacks it; other paths need nothing.
+
+    To be called before there is a process group. Raises UserError for an unknown built-in name and
+    a cache that can't be written.
+    """
+    if path is not None and path.startswith(BUILTIN_PREFIX):
+        resolve(path)
+
+
 def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
     """The folder (or hub id) of ``path``; makes a built-in model on its first use.
 
     Raises UserError for a path that is no model folder, hub id or built-in model.
     """
-    if path.startswith("builtin:"):
-        name = path.removeprefix("builtin:")
+    if path.startswith(BUILTIN_PREFIX):
+        name = path.removeprefix(BUILTIN_PREFIX)
         root = cache_root(cache_dir)
         if name == "tiny":
             with _no_progress_bars():

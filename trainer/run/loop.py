@@ -10,6 +10,7 @@ from trainer.base.rank_info import RankInfo
 from trainer.config.schema import Config
 from trainer.data import endless
 from trainer.experience.weight_sync import ENDS_THE_RUN
+from trainer.models import make_builtin
 from trainer.ranks.world import join, leave
 from trainer.run.build import build
 from trainer.run.checkpoints import RunCheckpoints
@@ -30,6 +31,7 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     the data and the checkpoints refuse.
     """
     require_ranks(config, info)
+    make_builtin(config.actor_rollout_ref.model.path)  # before there is a process group
     world = join(
         info,
         device=config.trainer.device,
