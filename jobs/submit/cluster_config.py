@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from jobs.submit.arguments import sbatch_parameters
 from trainer.base.errors import UserError, nearest
 
 READ_BY = {
@@ -58,9 +59,9 @@ class Cluster:
     setup: tuple[str, ...] = ()
     """Shell lines at the start of the batch script (``module load ...``)."""
     sbatch_args: tuple[str, ...] = ()
-    """Further ``#SBATCH`` arguments, e.g. ``--reservation=x``."""
+    """Further arguments of sbatch in any of its forms, e.g. ``--reservation=x``, ``-C gpu``."""
     srun_args: tuple[str, ...] = ()
-    """Further arguments of srun."""
+    """Further arguments of srun, e.g. ``--mpi=none``."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that ranks see inside an image."""
     check_gpus: bool = True
@@ -85,12 +86,7 @@ class Cluster:
                     f"cluster: {value!r} is not a Slurm name; use letters, digits, '_', '-', '.' "
                     "only."
                 )
-        for arg in self.sbatch_args:
-            if not arg.startswith("-") or "\n" in arg:
-                raise UserError(
-                    f"cluster.sbatch_args: {arg!r} is not one argument; write e.g. "
-                    "'--reservation=x'."
-                )
+        sbatch_parameters(self.sbatch_args, "cluster.sbatch_args")
 
 
 @dataclass(frozen=True, kw_only=True)

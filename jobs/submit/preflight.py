@@ -10,6 +10,7 @@ from pathlib import Path
 from jobs.slurm import Slurm
 from jobs.submit.options import SlurmOptions
 from jobs.submit.plan import SweepPlan
+from jobs.submit.script import argument_problems
 from jobs.submit.shape import Shape
 from jobs.submit.snapshot import image_digest
 from trainer.base.errors import UserError, nearest
@@ -66,7 +67,8 @@ def _site_problems(
             f"hydra.launcher.timeout_min={options.timeout_min} is above the partition's MaxTime of "
             f"{limit // 60} min."
         )
-    return problems + derived_problems(shape, options) + _image_problems(shape)
+    problems += derived_problems(shape, options) + argument_problems(shape, options)
+    return problems + _image_problems(shape)
 
 
 def derived_problems(shape: Shape, options: SlurmOptions) -> list[str]:

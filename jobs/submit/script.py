@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from jobs.submit.arguments import (
+    clashes,
+    mapped_parameters,
+    sbatch_parameters,
+    srun_problems,
+    srun_words,
+)
 from jobs.submit.options import SlurmOptions
 from jobs.submit.runtime import BatchPaths, rank_python, srun_flags
 from jobs.submit.shape import Shape
+from trainer.base.errors import UserError
 from trainer.base.rank_info import ROLLOUT_NODES
 
 
@@ -49,7 +57,8 @@ def script_of(
         '--output="$LOGS/rank_%t.log"',
     ]
     srun += ["--open-mode=append", *_gpu_bind(shape), *flags]
-    srun += [shlex.quote(arg) for arg in [*shape.cluster.srun_args, *(options.srun_args or [])]]
+    further = srun_words([*shape.cluster.srun_args, *(options.srun_args or [])])
+    srun += [shlex.quote(word) for word in further]
     return Script(
         parameters=_parameters(shape, options, sweep)
         | {
@@ -85,12 +94,42 @@ def _setup(
     return [*lines, *files("jobs.attempt").joinpath("batch.sh").read_text().rstrip().splitlines()]
 
 
+SBATCH_KEY = "cluster.sbatch_args"
+PARAMETERS_KEY = "hydra.launcher.additional_parameters"
+
+
+def argument_problems(shape: Shape, options: SlurmOptions) -> list[str]:
+    """A message for each further argument of sbatch or srun that is none, or that contradicts what
+    the plan sets.
+    """
+    problems: list[str] = []
+    planned = [name.replace("_", "-") for name in _planned(shape, options, sweep="")]
+    try:
+        site = sbatch_parameters(shape.cluster.sbatch_args, SBATCH_KEY)
+        problems += clashes(site, planned, SBATCH_KEY)
+        given = mapped_parameters(options.additional_parameters, PARAMETERS_KEY)
+        problems += clashes(given, planned, PARAMETERS_KEY)
+    except UserError as error:
+        problems.append(str(error))
+    problems += srun_problems(shape.cluster.srun_args, "cluster.srun_args")
+    return problems + srun_problems(options.srun_args or [], "hydra.launcher.srun_args")
+
+
 def _parameters(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
-    cluster = shape.cluster
     extra: dict[str, Any] = {"requeue": True, "export": "ALL"}
-    for arg in cluster.sbatch_args:
-        name, _, value = arg.lstrip("-").partition("=")
-        extra[name] = value or True
+    extra |= sbatch_parameters(shape.cluster.sbatch_args, SBATCH_KEY)
+    extra |= mapped_parameters(options.additional_parameters, PARAMETERS_KEY)
+    return _planned(shape, options, sweep) | {
+        "signal_delay_s": options.signal_delay_s,
+        "array_parallelism": options.array_parallelism,
+        "stderr_to_stdout": options.stderr_to_stdout,
+        "additional_parameters": extra,
+    }
+
+
+def _planned(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
+    """Options of sbatch that follow from the config and the launcher's settings."""
+    cluster = shape.cluster
     wanted: dict[str, Any] = {
         "job_name": options.name or sweep,
         "partition": options.partition or cluster.partition,
@@ -101,11 +140,7 @@ def _parameters(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, An
         "ntasks_per_node": shape.ranks_per_node,
         "cpus_per_task": options.cpus_per_task or cluster.cpus_per_task,
         "mem": _memory(options.mem_gb or cluster.mem_gb),
-        "signal_delay_s": options.signal_delay_s,
-        "array_parallelism": options.array_parallelism,
-        "stderr_to_stdout": options.stderr_to_stdout,
         "exclusive": True if options.exclusive else None,
-        "additional_parameters": extra | options.additional_parameters,
     }
     for name in (
         "cpus_per_gpu",
