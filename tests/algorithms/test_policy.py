@@ -187,9 +187,40 @@ def test_learning_rates() -> None:
     assert rates("constant") == pytest.approx([0.5, 1.0, 1.5] + [2.0] * 10)
     linear, cosine = rates("linear"), rates("cosine")
     assert linear[3] == cosine[3] == 2.0
-    assert linear[10:] == pytest.approx([0.2] * 3) and cosine[10:] == pytest.approx([0.2] * 3)
-    assert linear[5] == pytest.approx(2.0 - 1.8 * 2 / 7)
-    assert cosine[5] == pytest.approx(0.2 + 1.8 * 0.5 * (1 + math.cos(math.pi * 2 / 7)))
+    # Step 10 is the last of 11.
+    assert linear[5] == pytest.approx(2.0 - 1.8 * 2 / 8)
+    assert linear[10] == pytest.approx(0.2 + 1.8 / 8)
+    assert cosine[5] == pytest.approx(0.2 + 1.8 * 0.5 * (1 + math.cos(math.pi * 2 / 8)))
+    assert cosine[10] == pytest.approx(0.2 + 1.8 * 0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert linear[11:] == pytest.approx([0.2] * 2) and cosine[11:] == pytest.approx([0.2] * 2)
+    assert min(rates("linear", low=0)[:11] + rates("cosine", low=0)[:11]) > 0.05
     assert rates("linear", warmup=0, total=1)[0] == 2.0
+    assert rates("cosine", warmup=1, total=1)[0] == 1.0
     with pytest.raises(ValueError, match="'step' is none of constant, linear, cosine"):
         rates("step")
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("low", [0.0, 0.1])
+def test_schedules_fall_as_those_of_transformers(kind: str, low: float) -> None:
+    """Without warm-up, whose first step has rate 0 there, every step has the same rate."""
+    from transformers.optimization import (
+        get_cosine_with_min_lr_schedule_with_warmup,
+        get_linear_schedule_with_warmup,
+    )
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    if kind == "linear":
+        scheduler = get_linear_schedule_with_warmup(optimizer, 0, 7)
+    else:
+        scheduler = get_cosine_with_min_lr_schedule_with_warmup(optimizer, 0, 7, min_lr_rate=low)
+    for step in range(7):
+        expected = scheduler.get_last_lr()[0]
+        if kind == "linear":
+            expected = 2.0 * low + (1 - low) * expected
+        rate = learning_rate(
+            step, lr=2.0, kind=kind, warmup_steps=0, total_steps=7, min_lr_ratio=low
+        )
+        assert rate == pytest.approx(expected) and rate > 0
+        optimizer.step()
+        scheduler.step()

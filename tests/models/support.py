@@ -29,7 +29,12 @@ FAMILIES: dict[str, Any] = {
 
 
 def make_model(
-    family: str = "llama", *, packed: bool = True, seed: int = 0, vocab: int = VOCAB
+    family: str = "llama",
+    *,
+    packed: bool = True,
+    seed: int = 0,
+    vocab: int = VOCAB,
+    pad: int | None = None,
 ) -> nn.Module:
     config, kind = FAMILIES[family]
     torch.manual_seed(seed)
@@ -43,7 +48,7 @@ def make_model(
         head_dim=16,
         max_position_embeddings=512,
         tie_word_embeddings=family != "qwen3",
-        pad_token_id=None,
+        pad_token_id=pad,
         eos_token_id=1,
         bos_token_id=None,
     )

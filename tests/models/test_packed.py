@@ -41,6 +41,22 @@ def test_packed_shared_and_padded_equal_one_document_at_a_time(family: str) -> N
         assert distance(grad, expected_gradient) < 1e-5
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_pad_token_is_trained_as_any_other(family: str) -> None:
+    """Where it is the end token, responses hold it; transformers gives its row no gradient."""
+    batch = make_batch(*GROUPED)
+    batch.columns["input_ids"][::3] = 1
+    plain = make_model(family, packed=False)
+    expected = gradient(plain, reference(plain, batch, 0.7))
+    padded = make_model(family, pad=1)
+    padded.load_state_dict(plain.state_dict())
+    stats = token_stats(padded, pack(batch), entropy=True, temperature=0.7)
+    assert distance(gradient(padded, stats), expected) < 1e-5
+    row = padded.get_input_embeddings().weight.grad[1]  # type: ignore[operator, union-attr, index]
+    expected_row = plain.get_input_embeddings().weight.grad[1]  # type: ignore[operator, union-attr, index]
+    assert expected_row.norm() > 0 and distance(row, expected_row) < 1e-5
+
+
 def test_a_shared_prompt_is_held_once() -> None:
     batch = make_batch([0] * 8, [30] * 8, [10] * 8)
     assert pack(batch).num_tokens == 8 * 40

@@ -18,8 +18,9 @@ def learning_rate(
 
     Warm-up rises linearly and first reaches ``lr`` at step ``warmup_steps``; its first step is not
     0 but ``lr / (warmup_steps + 1)``, so that every step trains. Then ``constant``, or falling
-    (``linear``, ``cosine``) to ``min_lr_ratio * lr`` at the last of ``total_steps`` steps and
-    staying there. Raises ValueError for another ``kind``.
+    (``linear``, ``cosine``) as transformers and verl do: ``min_lr_ratio * lr`` is reached at step
+    ``total_steps``, one after the last, which therefore still trains when the ratio is 0. Raises
+    ValueError for another ``kind``.
     """
     if kind not in ("constant", "linear", "cosine"):
         raise ValueError(f"lr_scheduler_type {kind!r} is none of constant, linear, cosine")
@@ -27,7 +28,7 @@ def learning_rate(
         return lr * (step + 1) / (warmup_steps + 1)
     if kind == "constant":
         return lr
-    span = max(total_steps - 1 - warmup_steps, 1)
+    span = max(total_steps - warmup_steps, 1)
     progress = min((step - warmup_steps) / span, 1.0)
     remaining = 1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return lr * (min_lr_ratio + (1.0 - min_lr_ratio) * remaining)

@@ -101,10 +101,13 @@ def load_model(
 
 def prepare_model(model: nn.Module) -> nn.Module:
     """Give a transformers causal language model the packed attention and the head that
-    :func:`token_stats` needs.
+    :func:`token_stats` needs, and an embedding that trains all of its rows.
     """
     attention.register()
     model.set_attn_implementation(attention.NAME)  # type: ignore[operator]
+    # transformers sets it to the pad token, whose row then gets no gradient: the pad token is often
+    # also the end token, which is trained, and nothing is padded here.
+    model.get_input_embeddings().padding_idx = None  # type: ignore[operator, union-attr]
     make_token_head(model.get_output_embeddings())  # type: ignore[operator]
     return model
 
