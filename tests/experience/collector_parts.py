@@ -62,7 +62,7 @@ class NumberTokenizer:
     """Decodes ids as numbers."""
 
     def batch_decode(self, rows: Any, skip_special_tokens: bool = True) -> list[str]:
-        return [" ".join(map(str, row.tolist())) for row in rows]
+        return [" ".join(map(str, row)) for row in rows]
 
 
 def length_reward(

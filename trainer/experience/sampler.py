@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
-
 from trainer.base.errors import UserError
 from trainer.config.schema import Config
 from trainer.data import Example
@@ -16,6 +14,7 @@ from trainer.experience.generators import Generator
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.rewards import RewardRequest, Score, Scorer, ScoringRound
 from trainer.rollout import Group, Sample, Sampling
+from trainer.rollout.turns import model_turns, turn_messages
 from trainer.tracking import Timers
 
 VALIDATION_SEED = 0x5EED
@@ -156,12 +155,18 @@ class Sampler:
         )
 
     def _submit(self, scoring: ScoringRound, example: Example, samples: Sequence[Sample]) -> None:
-        for text in self._texts(samples):
-            scoring.submit(_reward_request(example, text))
+        for sample, text in zip(samples, self._texts(samples), strict=True):
+            extra_info = dict(example.extra_info)
+            if sample.response_mask is not None:
+                extra_info["turns"] = turn_messages(sample, self.tokenizer)
+            scoring.submit(_reward_request(example, text, extra_info))
 
     def _texts(self, samples: Sequence[Sample]) -> list[str]:
-        ids = [_model_tokens(sample) for sample in samples]
-        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        """What the model wrote in each sample, one turn per line where there are several."""
+        texts = []
+        for sample in samples:
+            turns = self.tokenizer.batch_decode(model_turns(sample), skip_special_tokens=True)
+            texts.append("\n".join(turns))
         return texts
 
     def _rollouts(
@@ -190,18 +195,11 @@ def prompts_per_rank(count: int, ranks: int) -> list[int]:
     return [len(range(rank, count, ranks)) for rank in range(ranks)]
 
 
-def _model_tokens(sample: Sample) -> Tensor:
-    """The tokens that the model wrote, without those of a tool, int64 [model tokens]."""
-    if sample.response_mask is None:
-        return sample.response_ids
-    return sample.response_ids[sample.response_mask]
-
-
-def _reward_request(example: Example, text: str) -> RewardRequest:
+def _reward_request(example: Example, text: str, extra_info: dict[str, Any]) -> RewardRequest:
     return RewardRequest(
         data_source=example.data_source,
         solution_text=text,
         ground_truth=example.ground_truth,
-        extra_info=example.extra_info,
+        extra_info=extra_info,
         index=example.index,
     )

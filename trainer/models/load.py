@@ -107,7 +107,7 @@ def prepare_model(model: nn.Module) -> nn.Module:
     model.set_attn_implementation(attention.NAME)  # type: ignore[operator]
     # transformers sets it to the pad token, whose row then gets no gradient: the pad token is often
     # also the end token, which is trained, and nothing is padded here.
-    model.get_input_embeddings().padding_idx = None  # type: ignore[operator, union-attr]
+    model.get_input_embeddings().padding_idx = None  # type: ignore[operator]
     make_token_head(model.get_output_embeddings())  # type: ignore[operator]
     return model
 

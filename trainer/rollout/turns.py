@@ -121,12 +121,9 @@ class MultiTurnGenerator:
 
     def conversation(self, prompt: Sequence[int], sample: Sample) -> Conversation:
         """The turns of ``sample`` so far, as text."""
-        messages: list[Message] = []
-        for by_model, ids in _split_turns(sample):
-            text = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            messages.append(Message(role="assistant" if by_model else "tool", content=text))
         return Conversation(
-            prompt=self.tokenizer.decode(list(prompt), skip_special_tokens=False), messages=messages
+            prompt=self.tokenizer.decode(list(prompt), skip_special_tokens=False),
+            messages=turn_messages(sample, self.tokenizer),
         )
 
 
@@ -240,8 +237,24 @@ def count_turns(sample: Sample) -> int:
     return sum(by_model for by_model, _ in _split_turns(sample))
 
 
+def turn_messages(sample: Sample, tokenizer: Any) -> list[Message]:
+    """The turns of a response as messages of the model and of its tool."""
+    messages: list[Message] = []
+    for by_model, ids in _split_turns(sample):
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        messages.append(Message(role="assistant" if by_model else "tool", content=text))
+    return messages
+
+
+def model_turns(sample: Sample) -> list[list[int]]:
+    """Token ids of the turns that the model wrote, without those of a tool."""
+    return [ids for by_model, ids in _split_turns(sample) if by_model]
+
+
 def _split_turns(sample: Sample) -> list[tuple[bool, list[int]]]:
     """The response in turns: (whether the model wrote it, token ids)."""
+    if sample.response_mask is None:
+        return [(True, sample.response_ids.tolist())] if len(sample.response_ids) else []
     turns: list[tuple[bool, list[int]]] = []
     mask: list[bool] = sample.mask().tolist()
     for by_model, token in zip(mask, sample.response_ids.tolist(), strict=True):

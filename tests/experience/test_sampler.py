@@ -1,0 +1,80 @@
+"""What a reward gets of a response: the model's turns apart, and those of its tool."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.data.toy import CharTokenizer, Toy
+from trainer.experience.prompt_queue import PromptRequest
+from trainer.experience.sampler import Sampler
+from trainer.rewards import RewardRequest, Score, Scorer
+from trainer.rewards.maths import maths
+from trainer.rollout import FinishedGroup, Sample, Sampling
+from trainer.tracking import Timers
+
+
+class Tokenizer(CharTokenizer):
+    """Character 0 is the end token."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(i) for i in ids if i or not skip_special_tokens)
+
+    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(row, skip_special_tokens) for row in rows]
+
+
+def sample(*turns: str) -> Sample:
+    """A response whose turns are the model's and the tool's in turns."""
+    ids = [ord(c) for turn in turns for c in turn]
+    mask = [k % 2 == 0 for k, turn in enumerate(turns) for _ in turn]
+    return Sample(
+        torch.tensor(ids),
+        torch.zeros(len(ids)),
+        "stop",
+        response_mask=torch.tensor(mask) if len(turns) > 1 else None,
+    )
+
+
+def scored(samples: list[Sample]) -> tuple[list[RewardRequest], list[str]]:
+    """The requests that the scorer gets for ``samples``, and the texts that are logged."""
+    requests: list[RewardRequest] = []
+    generation = SimpleNamespace(
+        generate=lambda *_, **__: iter([FinishedGroup(number=0, samples=samples)])
+    )
+    scoring = SimpleNamespace(
+        submit=requests.append, results=lambda: [Score(value=0.0)] * len(samples)
+    )
+    sampler = Sampler(
+        generator=generation,
+        sampling=Sampling(max_response_length=9),
+        n=len(samples),
+        scorer=SimpleNamespace(begin_round=lambda: scoring),  # type: ignore[arg-type]
+        tokenizer=Tokenizer(),
+        seed=0,
+    )
+    rollouts = sampler.roll_out({0: PromptRequest(example=Toy(1)[0], number=0)}, Timers())
+    return requests, rollouts.texts
+
+
+def test_turns_of_the_model_are_lines_of_their_own() -> None:
+    requests, texts = scored([sample("1\0", "<tool>2+3", "5\0"), sample("#### 15\0")])
+    assert texts == [r.solution_text for r in requests] == ["1\n5", "#### 15"]
+    assert requests[0].extra_info["turns"] == [
+        {"role": "assistant", "content": "1"},
+        {"role": "tool", "content": "<tool>2+3"},
+        {"role": "assistant", "content": "5"},
+    ]
+    assert "turns" not in requests[1].extra_info
+    assert maths("d", texts[0], "15") == 0
+
+
+def test_the_answer_of_the_last_turn_counts() -> None:
+    requests, _ = scored([sample("#### 1\0", "t", "#### 5\0"), sample("#### 1\0", "t", "5")])
+    with Scorer() as scorer:
+        for request, truth in zip(requests, ("5", "1"), strict=True):
+            correct = RewardRequest(
+                data_source="d", solution_text=request.solution_text, ground_truth=truth
+            )
+            assert scorer.score([correct])[0].value == 1
