@@ -111,7 +111,10 @@ def plain(loaded: LoadedModel, case: Case, prompts: Sequence[Sequence[int]]) -> 
     """
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(
-        loaded.source, dtype=torch.float32, attn_implementation="sdpa"
+        loaded.source,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
     )
     ends = eos_ids(loaded.model, loaded.tokenizer)
     pad = int(loaded.tokenizer.pad_token_id)

@@ -162,8 +162,11 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
     or has no end token.
     """
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False
+        )
     except (OSError, ValueError) as e:
+        _refuse_remote_code(e, path)
         raise UserError(f"{KEY}: {path} has no usable tokenizer: {first_line(e)}") from e
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -200,10 +203,25 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
+def _refuse_remote_code(error: Exception, path: str) -> None:
+    """Raise UserError when ``error`` says that the model needs its own code.
+
+    Without ``trust_remote_code=False`` transformers would ask on the terminal, and run the code of
+    whoever made the model when the answer is yes.
+    """
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            f"{KEY}: {path} needs Python code that comes with it (auto_map), which is never run "
+            "(actor_rollout_ref.model.trust_remote_code=false): give a model of the families "
+            f"{', '.join(FAMILIES)} with a tokenizer of transformers itself"
+        ) from error
+
+
 def _config(source: str, path: str) -> Any:
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as e:
+        _refuse_remote_code(e, path)
         raise UserError(f"{KEY}: cannot read the model config of {path}: {first_line(e)}") from e
     if config.model_type not in FAMILIES:
         raise UserError(
@@ -231,9 +249,11 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
                 dtype=dtype,
                 attn_implementation=attention.NAME,
                 use_safetensors=True,
+                trust_remote_code=False,
                 output_loading_info=True,
             )
-    except (OSError, SafetensorError, RuntimeError) as e:
+    except (OSError, ValueError, SafetensorError, RuntimeError) as e:
+        _refuse_remote_code(e, path)
         raise UserError(f"{KEY}: cannot load the weights of {path}: {first_line(e)}") from e
     if report["missing_keys"]:
         # transformers would fill them with random numbers and go on.

@@ -41,7 +41,7 @@ def build(folder: Path) -> None:
     # The bar that reading GGUF draws can't be switched off.
     with contextlib.redirect_stderr(io.StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, dtype=torch.float32
+            source.parent, gguf_file=source.name, dtype=torch.float32, trust_remote_code=False
         )
     config = quantised.config
     # A model read from GGUF refuses to be saved; a fresh one with the same weights does not.
@@ -51,5 +51,7 @@ def build(folder: Path) -> None:
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     fresh.load_state_dict(quantised.state_dict())
     fresh.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.parent, gguf_file=source.name, trust_remote_code=False
+    )
     tokenizer.save_pretrained(folder)

@@ -110,6 +110,7 @@ class Options:
         """Return arguments for ``vllm.EngineArgs``. ``model`` is a folder without weights."""
         arguments: dict[str, Any] = {
             "model": model,
+            "trust_remote_code": False,
             "load_format": "dummy",  # the trainer sends the weights
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
