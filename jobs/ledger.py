@@ -5,13 +5,23 @@ unknown.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 from jobs.records import append_lines
 from trainer.base.errors import UserError
-from trainer.base.run_folder import read_json_lines
+from trainer.base.json_files import (
+    Fields,
+    is_count,
+    is_number,
+    is_path,
+    is_text,
+    is_texts,
+    open_regular,
+    read_lines,
+)
 
 PLANNED = "planned"
 SUBMITTED = "submitted"
@@ -41,6 +51,25 @@ class Entry:
     time: float = 0.0
 
 
+FIELDS: Fields = {
+    "name": is_text,
+    "sweep": is_text,
+    "run": is_path,
+    "signature": is_text,
+    "overrides": is_texts,
+    "shape": is_text,
+    "gpus": is_count,
+    "launch": is_text,
+    "phase": is_text,
+    "job": is_text,
+    "script": is_text,
+    "time": is_number,
+}
+"""What the fields of a line have to hold; a line that doesn't is left out."""
+REQUIRED = tuple(field.name for field in dataclass_fields(Entry) if field.default is MISSING)
+"""A line without them was written by another version."""
+
+
 def append(path: Path, entries: Iterable[Entry]) -> None:
     """Append entries with one write."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -53,8 +82,7 @@ def read(path: Path) -> list[Entry]:
     Raises UserError for a file that can't be read.
     """
     try:
-        with path.open("rb"):
-            pass
+        open_regular(path).close()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -62,16 +90,12 @@ def read(path: Path) -> list[Entry]:
             f"the ledger {path} can't be read ({error.strerror}); give another one with --ledger."
         ) from None
     newest: dict[str, Entry] = {}
-    fields = set(Entry.__dataclass_fields__)
-    for line in read_json_lines(path):
+    fields = {field.name for field in dataclass_fields(Entry)}
+    for line in read_lines(path, FIELDS, REQUIRED):
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in line.items() if k in fields
         }
-        try:
-            entry = Entry(**values)
-        except TypeError:
-            continue  # a line of another version
-        newest[entry.run] = entry
+        newest[values["run"]] = Entry(**values)
     return list(newest.values())
 
 

@@ -58,7 +58,7 @@ def note_cancelled(run: Path, launch: str) -> None:
 
 def attempts(run: Path) -> list[dict[str, Any]]:
     """The attempts of a run that have ended, oldest first."""
-    return read_json_lines(run / "attempts.jsonl")
+    return read_json_lines(run / "attempts.jsonl", ("cause", "why"))
 
 
 def newest_write(run: Path, attempt: int) -> float:

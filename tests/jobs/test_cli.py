@@ -273,6 +273,22 @@ def test_a_torn_ledger_line_hides_nothing_else(ledger_file: Path) -> None:
     assert len(ledger.read(ledger_file)) == 4
 
 
+def test_damaged_records_of_one_run_hide_no_other(
+    ledger_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ledger_file.open("ab") as file:
+        file.write(b"\xff\n" + b'{"run": "a\\u0000b"}\n')
+    (tmp_path / "run1/attempts.jsonl").write_bytes(b"\xff\n" + b"[" * 200_000 + b"\n{}\n")
+    (tmp_path / "run2/logs/attempt_1").rmdir()
+    (tmp_path / "run2/logs/attempt_1").write_text("")
+    assert main(["status", "--json"]) == 0
+    captured = capsys.readouterr()
+    states = {line["name"]: line["state"] for line in map(json.loads, captured.out.splitlines())}
+    assert states["s/0"] == "COMPLETED" and states["s/2"] == "PENDING" and len(states) == 4
+    assert captured.err.count("[WARNING]") == 2
+    assert main(["cancel", "s/2"]) == 0 and "cancelled 1 run(s): s/2" in capsys.readouterr().out
+
+
 def test_jobs_imports_fast_and_without_torch() -> None:
     code = (
         "import sys\n"

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.base.json_files import is_count, is_text
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
@@ -26,6 +30,21 @@ class Address:
     port: int
     token: str = field(repr=False)
     """Requests have to carry it."""
+
+
+def is_port(value: Any) -> bool:
+    """Whether ``value`` is the number of a TCP port."""
+    return is_count(value) and 0 < value < 1 << 16
+
+
+def address_from(values: Mapping[str, Any]) -> Address | None:
+    """The address in a file's object; None when it holds none."""
+    host = values.get("host")
+    port = values.get("port")
+    token = values.get("token")
+    if not is_text(host) or not is_text(token) or not is_port(port):
+        return None
+    return Address(host=str(host), port=int(port or 0), token=str(token))
 
 
 def new_token() -> str:

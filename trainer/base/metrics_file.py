@@ -14,6 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base import atomic
+from trainer.base.json_files import (
+    MAX_LINE_BYTES,
+    is_count,
+    is_number,
+    is_text,
+    open_regular,
+    parse_object,
+    split_lines,
+)
 
 METRICS_FILE = "metrics.jsonl"
 TAIL_BYTES = 1 << 16
@@ -56,24 +65,19 @@ def encode(record: Mapping[str, Any]) -> str:
     return json.dumps(values, allow_nan=False, ensure_ascii=False)
 
 
-def decode(line: str) -> dict[str, Any] | None:
+def decode(line: str | bytes) -> dict[str, Any] | None:
     """The record of a line, with NaN and infinities as numbers again.
 
     None for a line that a crash cut short and for one without a step.
     """
-    try:
-        record = json.loads(line)
-    except ValueError:
+    record = parse_object(line)
+    if record is None or not is_count(record.get("step")):
         return None
-    if not isinstance(record, dict):
-        return None
-    step = record.get("step")
-    if not isinstance(step, int) or isinstance(step, bool):
-        return None
-    return {
+    values = {
         key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
         for key, value in record.items()
     }
+    return {key: value for key, value in values.items() if _is_metric(value)}
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -81,24 +85,19 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
     There are none when the file is missing or can't be read.
     """
-    try:
-        file = path.open(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    with file:
-        for line in file:
-            record = decode(line)
-            if record is not None:
-                yield record
+    for line, _ in split_lines(path):
+        record = None if len(line) > MAX_LINE_BYTES else decode(line)
+        if record is not None:
+            yield record
 
 
 def read_tail(path: Path, tail_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """The records in the last ``tail_bytes`` of a file, in order; empty when there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+            lines = file.read(tail_bytes).split(b"\n")
+    except (OSError, ValueError):
         return []
     records = (decode(line) for line in lines)
     return [record for record in records if record is not None]
@@ -220,3 +219,8 @@ def _spell_not_finite(value: Any) -> Any:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether a value is one that :func:`encode` writes."""
+    return isinstance(value, float | bool) or value is None or is_number(value) or is_text(value)

@@ -5,13 +5,13 @@ Imports no torch: ``trainer.plan`` reads a ``config.json`` on the login node.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.json_files import parse_object
 
 KEY = "actor_rollout_ref.model.path"
 FIELDS = (
@@ -165,10 +165,14 @@ class ModelShape:
         """
         file = folder / "config.json"
         try:
-            return cls.from_config(json.loads(file.read_text(encoding="utf-8")))
+            values = parse_object(file.read_bytes())
         except OSError as error:
             raise UserError(f"{KEY}: {file} can't be read ({error.strerror})") from error
-        except (ValueError, KeyError) as error:
+        if values is None:
+            raise UserError(f"{KEY}: {file} is no JSON object")
+        try:
+            return cls.from_config(values)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(f"{KEY}: {file} is no config of a decoder (missing {error})") from error
 
 

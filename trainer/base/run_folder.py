@@ -5,39 +5,88 @@ Standard library only: the batch script outside the image reads them too.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.base import atomic
+from trainer.base.json_files import (
+    Fields,
+    is_budgets,
+    is_count,
+    is_number,
+    is_text,
+    is_texts,
+    open_regular,
+    optional,
+    read_lines,
+    read_object,
+)
+
+RECORD_FIELDS: Mapping[str, Fields] = {
+    "attempts.jsonl": {
+        "attempt": optional(is_count),
+        "launch": optional(is_text),
+        "job": optional(is_text),
+        "nodes": optional(is_text),
+        "start": optional(is_number),
+        "end": optional(is_number),
+        "cause": is_text,
+        "why": is_text,
+        "bad_nodes": is_texts,
+    },
+    "begin.json": {
+        "attempt": is_count,
+        "launch": optional(is_text),
+        "job": is_text,
+        "nodes": is_text,
+        "restarts": is_count,
+        "pid": is_count,
+        "pid_start": is_count,
+        "start": is_number,
+        "step": is_count,
+    },
+    "cancel.json": {"launch": is_text},
+    "clock.json": {
+        "start": is_number,
+        "end": is_number,
+        "undone_steps": is_count,
+        "undone_s": is_number,
+    },
+    "exit.json": {
+        "attempt": is_count,
+        "cause": is_text,
+        "step": is_count,
+        "time": is_number,
+    },
+    "job.json": {
+        "name": is_text,
+        "launch": is_text,
+        "gpus": is_count,
+        "limit_s": is_number,
+        "signal_delay_s": is_number,
+        "budgets": is_budgets,
+    },
+}
+"""What the fields of a record have to hold, by the name of its file."""
+_ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``; empty when there is none or a crash cut it short."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    """The object in ``path``, without fields that hold nothing usable; empty when there is none or
+    a crash cut it short.
+    """
+    return read_object(path, RECORD_FIELDS.get(path.name))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of all whole lines of a JSON-lines file; empty when there is none."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return []
-    objects = []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            objects.append(value)
-    return objects
+def read_json_lines(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The objects of all usable whole lines of a JSON-lines file that have the ``required`` fields;
+    empty when there is none.
+    """
+    return read_lines(path, RECORD_FIELDS.get(path.name), required)
 
 
 def log_folder(run: Path, attempt: int) -> Path:
@@ -47,8 +96,12 @@ def log_folder(run: Path, attempt: int) -> Path:
 
 def last_attempt(run: Path) -> int:
     """The number of the newest attempt that has begun; 0 before the first."""
-    names = [path.name.removeprefix("attempt_") for path in (run / "logs").glob("attempt_*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    try:
+        names = os.listdir(run / "logs")
+    except (OSError, ValueError):
+        return 0
+    matches = [_ATTEMPT.fullmatch(name) for name in names]
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def new_attempt(run: Path) -> int:
@@ -66,10 +119,10 @@ def new_attempt(run: Path) -> int:
 def log_tail(log: Path, lines: int = 40) -> str:
     """The last ``lines`` lines of a log; at most 64 KiB are read."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
+            text = file.read(65536).decode(errors="replace")
+    except (OSError, ValueError) as error:
         return f"(its log can't be read: {error})"
     return "\n".join(text.splitlines()[-lines:])
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.json_files import read_word
 from trainer.checkpoint.diagnose import diagnose
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.store import manifest as manifests
@@ -72,10 +73,7 @@ def find_checkpoint(
 
 def was_resumed_from(root: Path, path: str) -> bool:
     """Whether an attempt of this run has resumed from ``path`` and has saved a step since."""
-    try:
-        return (root / RESUMED_FROM).read_text() == path and bool(steps_on_disk(root))
-    except OSError:
-        return False
+    return read_word(root / RESUMED_FROM) == path.strip() and bool(steps_on_disk(root))
 
 
 def record_resume(

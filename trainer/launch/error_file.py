@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from trainer.base import atomic
 from trainer.base.errors import EXIT_USER, Failure, as_user_error
+from trainer.base.json_files import Fields, is_count, is_number, read_object
 from trainer.base.run_folder import log_tail
 
 ERROR_FILE = "PLIMSOLL_ERROR_FILE"
@@ -27,6 +27,13 @@ class RankError:
     time: float
     """time.time() of the failure: the file's own time may be another machine's."""
     text: str
+
+
+_FIELDS: Fields = {
+    "code": is_count,
+    "time": is_number,
+    "text": lambda value: isinstance(value, str),
+}
 
 
 def report_error(error: BaseException) -> int:
@@ -52,10 +59,10 @@ def report_error(error: BaseException) -> int:
 
 def read_error(error_file: Path) -> RankError | None:
     """The error that a rank has written; None when it has written none."""
-    try:
-        return RankError(**json.loads(error_file.read_text()))
-    except (OSError, ValueError, TypeError):
+    values = read_object(error_file, _FIELDS)
+    if not set(_FIELDS) <= set(values):
         return None
+    return RankError(**{name: values[name] for name in _FIELDS})
 
 
 def take_error(log: Path, error_file: Path) -> str:
@@ -64,7 +71,7 @@ def take_error(log: Path, error_file: Path) -> str:
     if error is None:
         return log_tail(log)
     try:
-        with log.open("a") as file:
+        with log.open("a", errors="backslashreplace") as file:
             file.write(error.text + "\n")
         error_file.unlink()
     except OSError:

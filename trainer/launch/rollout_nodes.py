@@ -11,7 +11,6 @@ No torch in here: a process that only waits does not need it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.base import atomic
-from trainer.base.connections import Address, keep_alive, read_status
+from trainer.base.connections import Address, address_from, keep_alive, read_status
 from trainer.base.errors import UserError
+from trainer.base.json_files import read_object
 from trainer.base.rank_info import RankInfo, attempt_name, num_rollout_nodes
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ def find_agent(run_dir: Path, node: int, deadline: float) -> Address | None:
     """
     path = address_file(run_dir, node)
     while True:
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return Address(**json.loads(path.read_text()))
+        address = address_from(read_object(path))
+        if address is not None:
+            return address
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from datetime import timedelta
@@ -12,7 +11,9 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from xxhash import xxh3_64_intdigest
 
 from trainer.base import atomic
+from trainer.base.connections import is_port
 from trainer.base.errors import UserError
+from trainer.base.json_files import is_text, read_object
 from trainer.base.rank_info import RankInfo, attempt_name
 
 FIRST_PORT = 10_000
@@ -127,11 +128,10 @@ def _open_and_publish(info: RankInfo, address_file: Path, timeout_s: float) -> T
 def _wait_for_address(address_file: Path, timeout_s: float) -> tuple[str, int]:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        try:
-            address = json.loads(address_file.read_text())
-            return str(address["addr"]), int(address["port"])
-        except (FileNotFoundError, ValueError):
-            time.sleep(POLL_S)
+        address = read_object(address_file, {"addr": is_text, "port": is_port})
+        if "addr" in address and "port" in address:
+            return address["addr"], address["port"]
+        time.sleep(POLL_S)
     raise TimeoutError(
         f"rank 0 did not come: no port was published in {address_file} within "
         f"trainer.join_timeout_s={timeout_s:g}. Its log says why; on several nodes also check that "

@@ -7,7 +7,6 @@ It is a view: when W&B fails the training goes on, and the W&B run can be made a
 from __future__ import annotations
 
 import contextlib
-import json
 import netrc
 import os
 import secrets
@@ -21,6 +20,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from trainer.base import atomic
+from trainer.base.json_files import Fields, is_text, optional, read_object
 
 STEP_AXIS = "training/global_step"
 IDENTITY_FILE = "wandb.json"
@@ -49,6 +49,14 @@ class WandbIdentity:
     group: str | None
 
 
+_IDENTITY_FIELDS: Fields = {
+    "id": lambda value: is_text(value) and bool(value),
+    "project": is_text,
+    "name": is_text,
+    "group": optional(is_text),
+}
+
+
 def load_or_create_identity(
     run_dir: Path, project: str, name: str, group: str | None = None
 ) -> WandbIdentity:
@@ -72,10 +80,10 @@ def save_identity(run_dir: Path, identity: WandbIdentity) -> None:
 
 def load_identity(run_dir: Path) -> WandbIdentity | None:
     """The identity in ``<run>/wandb.json``; None when it isn't there or was cut short."""
-    try:
-        return WandbIdentity(**json.loads((run_dir / IDENTITY_FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+    values = read_object(run_dir / IDENTITY_FILE, _IDENTITY_FIELDS)
+    if not set(_IDENTITY_FIELDS) <= set(values):
         return None
+    return WandbIdentity(**{name: values[name] for name in _IDENTITY_FIELDS})
 
 
 def random_run_id() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trainer.base.json_files import read_word
 from trainer.checkpoint.store import manifest as manifests
 from trainer.checkpoint.store.manifest import DamagedError, Manifest
 
@@ -46,11 +47,8 @@ def steps_on_disk(root: Path) -> list[int]:
 
 
 def read_latest(root: Path) -> str | None:
-    """The name of the folder that ``latest`` points to; None without that file."""
-    try:
-        return (root / LATEST).read_text().strip()
-    except OSError:
-        return None
+    """The name of the folder that ``latest`` points to; None when the file holds no name."""
+    return read_word(root / LATEST)
 
 
 def newest_whole(root: Path) -> tuple[Path, Manifest] | None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.json_files import parse_object
 
 log = logging.getLogger(__name__)
 NAME = "lease.json"
@@ -90,7 +91,7 @@ class Lease:
 def _is_alive_on_this_host(holder: bytes) -> bool:
     """Whether the process that wrote ``holder`` runs on this machine and is not a zombie."""
     try:
-        body = json.loads(holder)
+        body = parse_object(holder) or {}
         if body["host"] != socket.gethostname():
             return False
         stat = Path(f"/proc/{int(body['pid'])}/stat").read_text()
@@ -102,7 +103,7 @@ def _is_alive_on_this_host(holder: bytes) -> bool:
 
 def _describe(holder: bytes) -> str:
     try:
-        body = json.loads(holder)
+        body = parse_object(holder) or {}
         job = f", Slurm job {body['job']}" if body.get("job") else ""
         return f"process {body['pid']} on {body['host']}{job}"
     except (ValueError, KeyError, TypeError):

@@ -78,7 +78,7 @@ def parse(data: bytes, folder: str) -> Manifest:
     try:
         body = json.loads(data)
         stored = body.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise DamagedError(f"{NAME} can't be read ({error})") from error
     if stored != _digest(body):
         raise DamagedError(f"{NAME} doesn't match its own digest")

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.base.json_files import read_object
 from trainer.rollout.vllm.server.serve import TOKEN_VARIABLE
 
 POLL_S = 0.1
@@ -92,8 +93,8 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not cancelled.wait(POLL_S):
             ended = self.exit_code is not None  # looked at first: its last act may be to report
-            with contextlib.suppress(FileNotFoundError):
-                report: dict[str, Any] = json.loads(self._ready.read_text())
+            report = read_object(self._ready)
+            if report:
                 return report
             if ended:
                 return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from trainer.base import atomic
 from trainer.base.connections import Address
+from trainer.base.json_files import read_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,9 @@ class StatusFile:
     def read(self) -> PoolStatus | None:
         """Return the status, None before there is one."""
         try:
-            values = json.loads(self.path.read_text())
-        except (OSError, ValueError):
+            return PoolStatus.from_dict(read_object(self.path))
+        except (KeyError, TypeError):
             return None
-        return PoolStatus.from_dict(values)
 
     def _created(self) -> PoolStatus:
         if self._status is None:
