@@ -1,5 +1,5 @@
-"""Hydra's plugin: the launchers ``slurm`` and ``local``. The work is done in :mod:`jobs`, imported
-when needed.
+"""Hydra's plugins: the launchers ``slurm`` and ``local``, and the sweeper ``grid`` that hands them
+all jobs of a sweep. The work is done in :mod:`jobs`, imported when needed.
 """
 
 from __future__ import annotations
@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from jobs.submit.options import LocalOptions, SlurmOptions
+from jobs.submit.options import GridOptions, LocalOptions, SlurmOptions
 
 
 class _PlimsollLauncher(Launcher):
@@ -57,6 +59,21 @@ class LocalLauncher(_PlimsollLauncher):
     kind = "local"
 
 
+class GridSweeper(BasicSweeper):
+    """``hydra/sweeper=grid``: every combination of the values, as Hydra's own ``basic``, which
+    composes each job once more and writes ``multirun.yaml`` before anything is checked.
+    """
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Hand all jobs to the launcher at once."""
+        assert self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        jobs = [job for batch in self.split_arguments(overrides, None) for job in batch]
+        return [self.launcher.launch(jobs, initial_job_idx=0)]
+
+
 _store = ConfigStore.instance()
 _store.store(group="hydra/launcher", name="slurm", node=SlurmOptions, provider="plimsoll")
 _store.store(group="hydra/launcher", name="local", node=LocalOptions, provider="plimsoll")
+_store.store(group="hydra/sweeper", name="grid", node=GridOptions, provider="plimsoll")

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
+from jobs.progress import Progress
 from jobs.slurm import Slurm
 from jobs.submit import report
+from jobs.submit.compose import compose_points
 from jobs.submit.launch import Point, jobs_of, previous_runs
 from jobs.submit.local import run_locally
 from jobs.submit.options import LauncherOptions, local_options, slurm_options
@@ -38,10 +38,8 @@ def launch(
     """
     try:
         plain_settings = {key: _plain(value) for key, value in settings.items()}
-        points = [
-            _compose(config, context, list(overrides), index)
-            for index, overrides in enumerate(job_overrides, start=first)
-        ]
+        with Progress("composed", len(job_overrides)) as progress:
+            points = compose_points(config, context, job_overrides, first, progress)
         sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
         start = launch_on_slurm if kind == "slurm" else launch_here
         code = start(points, plain_settings, sweep_dir)
@@ -61,24 +59,6 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _compose(config: DictConfig, context: HydraContext, overrides: list[str], index: int) -> Point:
-    shown = tuple(filter_overrides(overrides))
-    try:
-        composed = context.config_loader.load_sweep_config(config, overrides)
-        with open_dict(composed):
-            composed.hydra.job.id = f"job_{index}"
-            composed.hydra.job.num = index
-            HydraConfig.instance().set_config(composed)
-            del composed["hydra"]
-        values = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"job {index} ({' '.join(shown)}): {str(error).splitlines()[0]}") from None
-    finally:
-        HydraConfig.instance().set_config(config)
-    assert isinstance(values, dict)
-    return Point(index=index, overrides=shown, config={str(k): v for k, v in values.items()})
-
-
 def _planned(
     points: Sequence[Point],
     options: LauncherOptions,
@@ -86,7 +66,8 @@ def _planned(
     slurm: Slurm | None,
     size: int,
 ) -> SweepPlan:
-    jobs = jobs_of(points, sweep_dir)
+    with Progress("checked", len(points)) as progress:
+        jobs = jobs_of(points, sweep_dir, progress)
     known = previous_runs(Path(options.ledger), slurm, {job.signature for job in jobs})
     return make_plan(jobs, max_array_size=size, resubmit=options.resubmit, previous=known)
 

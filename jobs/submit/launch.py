@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,21 @@ class Point:
     """Resolved, with the groups ``cluster`` and ``container``."""
 
 
-def jobs_of(points: Sequence[Point], sweep_dir: Path) -> list[Job]:
-    """Checked jobs with their run folders.
+def jobs_of(
+    points: Sequence[Point], sweep_dir: Path, done: Callable[[int], None] = lambda count: None
+) -> list[Job]:
+    """Checked jobs with their run folders. ``done`` is called with the number of checked ones.
 
     Raises one UserError that lists what is wrong with every job.
     """
     jobs: list[Job] = []
     wrong: dict[str, list[Point]] = {}
-    for point in points:
+    for count, point in enumerate(points, start=1):
         try:
             jobs.append(_job_of(point, sweep_dir))
         except UserError as error:
             wrong.setdefault(str(error), []).append(point)
+        done(count)
     varying = varying_overrides({point.index: point.overrides for point in points})
     problems = [f"{_named(members, varying)}: {message}" for message, members in wrong.items()]
     problems += _shared_folders(jobs)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
+from jobs.progress import Progress
 from jobs.slurm import Slurm
 from jobs.submit.freeze import (
     batch_paths,
@@ -74,10 +75,9 @@ def _submit_batch(
         for job in batch.jobs
     ]
     image = image_of(batch)
-    for job, entry in zip(batch.jobs, entries, strict=True):
-        freeze_run(
-            job,
-            job_record(
+    with Progress("frozen", len(entries)) as progress:
+        for count, (job, entry) in enumerate(zip(batch.jobs, entries, strict=True), start=1):
+            record = job_record(
                 job,
                 submission.options,
                 sweep=entry.sweep,
@@ -85,8 +85,9 @@ def _submit_batch(
                 launch=launch,
                 image=image,
                 git=git,
-            ),
-        )
+            )
+            freeze_run(job, record)
+            progress(count)
     write_batch(batch, paths)
     ledger.append(submission.ledger, entries)
     executor = executor_of(batch, submission, launch, git)

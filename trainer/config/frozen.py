@@ -24,6 +24,8 @@ from trainer.config.schema import Config
 from trainer.config.schema.markers import LocalPath
 
 FILE = "config.yaml"
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""A sweep writes a thousand files; the one in C takes a tenth of the time."""
 HEADER = (
     "# The settings of this run. The same command continues it; elsewhere the same run starts anew "
     "with\n"
@@ -52,7 +54,9 @@ def freeze(config: Config, run_dir: Path) -> Path:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and has_started(run_dir):
             raise_problems(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
-        text = yaml.safe_dump(with_expressions(values), sort_keys=False, allow_unicode=True)
+        text = yaml.dump(
+            with_expressions(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+        )
         atomic.write_text(path, HEADER + text)
     except OSError as error:
         raise UserError(

@@ -16,6 +16,7 @@ from trainer.config.checks.cross import cross_checks
 from trainer.config.checks.problems import raise_problems, settings_error, unknown_key
 from trainer.config.keys import dotted, verl
 from trainer.config.keys.describe import wrong_value
+from trainer.config.keys.interpolation import NotPlain, copy, merge, resolve
 from trainer.config.keys.tree import (
     NOT_SETTINGS,
     defaults,
@@ -56,13 +57,7 @@ def _plain(settings: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
         raw = OmegaConf.to_container(settings, resolve=False)
     if not isinstance(raw, Mapping):
         raise UserError(f"settings must be a group of keys, not {type(raw).__name__}")
-    return {str(k): _copy(v) for k, v in raw.items() if k not in NOT_SETTINGS}
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, list | tuple) else value
+    return {str(k): copy(v) for k, v in raw.items() if k not in NOT_SETTINGS}
 
 
 def _rename_aliases(tree: dict[str, Any]) -> list[str]:
@@ -111,7 +106,19 @@ def _drop_replaced_groups(tree: dict[str, Any]) -> list[str]:
 
 def _resolve(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """All settings, with interpolations as written and resolved."""
-    merged = OmegaConf.merge(defaults(), OmegaConf.create(tree))
+    merged = merge(defaults(), tree)
+    try:
+        return merged, resolve(merged)
+    except NotPlain:
+        return resolve_by_omegaconf(tree)
+
+
+def resolve_by_omegaconf(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All settings with interpolations of any form, as written and resolved.
+
+    Raises OmegaConfBaseException, TypeError or ValueError for one that can't be resolved.
+    """
+    merged = OmegaConf.merge(OmegaConf.create(defaults()), OmegaConf.create(dict(tree)))
     written = OmegaConf.to_container(merged, resolve=False)
     resolved = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(written, dict) and isinstance(resolved, dict)

@@ -32,6 +32,8 @@ SWEEP_DIR = "hydra.sweep.dir=runs/${trainer.project_name}/sweep-${now:%Y%m%d-%H%
 """The folder of a sweep, unless the command line sets it."""
 LAUNCHER = "hydra/launcher=slurm"
 """The launcher of a sweep, unless the command line sets it."""
+SWEEPER = "hydra/sweeper=grid"
+"""The sweeper, unless the command line sets it."""
 _READ_BY_JOBS = re.compile(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]")
 
 
@@ -60,6 +62,8 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
     added = list(HYDRA_OVERRIDES)
     if flags.multirun and not _sets(checked, "hydra/launcher"):
         added.append(LAUNCHER)
+    if flags.multirun and not _sets(checked, "hydra/sweeper"):
+        added.append(SWEEPER)
     if flags.multirun and not _sets(checked, "hydra.sweep.dir"):
         added.append(SWEEP_DIR)
     if flags.config_path is not None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.keys import dotted
-from trainer.config.keys.tree import known_keys, twice
+from trainer.config.keys.interpolation import twice
+from trainer.config.keys.tree import known_keys
 
 _TWICE = "${twice:"
 

@@ -7,10 +7,11 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from trainer.config.keys import dotted
 from trainer.config.keys.conf_tree import conf_dir
+from trainer.config.keys.interpolation import copy, twice
 
 OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
 """Groups in which the user may put any key."""
@@ -18,13 +19,6 @@ NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
 """Top-level keys of a Hydra file that are no settings of a run: Hydra's own, and those that only
 ``jobs`` reads.
 """
-
-
-def twice(budget: Any) -> Any:
-    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``."""
-    if isinstance(budget, int):
-        return 2 * budget
-    return budget if isinstance(budget, str) else [2 * tokens for tokens in budget]
 
 
 OmegaConf.register_new_resolver("twice", twice, replace=True)
@@ -40,12 +34,14 @@ def _defaults() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _resolved_defaults() -> Any:
-    return OmegaConf.to_container(defaults(), resolve=True)
+    return OmegaConf.to_container(OmegaConf.create(_defaults()), resolve=True)
 
 
-def defaults() -> DictConfig:
+def defaults() -> dict[str, Any]:
     """All settings with their defaults, interpolations unresolved: a new tree at each call."""
-    return OmegaConf.create(_defaults())
+    tree = copy(_defaults())
+    assert isinstance(tree, dict)
+    return tree
 
 
 def default_of(key: str) -> Any:
