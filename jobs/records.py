@@ -3,8 +3,8 @@ inside the image.
 
 ``job.json``                  how the run was launched (written at submit, replaced by a resubmit)
 ``attempts.jsonl``            one line per attempt that has ended
-``logs/attempt_N/begin.json`` written when an attempt starts; the log of every rank lies beside it
-``exit.json``                 left by the trainer: cause, step, attempt
+``logs/attempt_N/begin.json`` written when an attempt starts; beside it lie the ranks' logs and
+                              their records of begin and end (trainer/base/rank_records.py)
 ``cancel.json``               left by ``python -m jobs cancel``: which launch was cancelled
 """
 
@@ -68,7 +68,6 @@ def newest_write(run: Path, attempt: int) -> float:
     files = [
         run / METRICS_FILE,
         run / "attempts.jsonl",
-        run / "exit.json",
         *log_folder(run, attempt).glob("*"),
     ]
     newest = 0.0

@@ -10,34 +10,37 @@ import time
 from pathlib import Path
 
 from trainer.base import environment, library_logs, rank_info, signals
-from trainer.base.errors import EXIT_OK, EXIT_USER, Failure
+from trainer.base.errors import EXIT_OK, EXIT_USER, PeerLost
 from trainer.base.rank_info import RolloutTask
-from trainer.launch import rollout_nodes
+from trainer.launch import rollout_nodes, run_rank
 
 
 def main(run_dir: Path) -> int:
     """Run this process's rank of ``run_dir``; return its exit code (0, 2, 85, or 1 for a crash)."""
     signals.install()
-    try:
-        task = rank_info.rollout_task()
-        if task is not None:
-            return run_on_rollout_node(run_dir, task)
-        info = rank_info.rank_from_environment()
-        environment.prepare(info.local_world_size)
-        from trainer.config import load_frozen
+    return run_rank(run_dir, lambda: run_task(run_dir))
 
-        config = load_frozen(run_dir)
-        rollout_nodes.require(config)
-        library_logs.silence_libraries(config.trainer.device)
-        # torch from here on: the environment above had to come first
-        from trainer.run.loop import train
 
-        with rollout_nodes.lifelines(config, run_dir, info):
-            return train(config, run_dir, info)
-    except Exception as error:
-        from trainer.launch import report_error
+def run_task(run_dir: Path) -> int:
+    """Train as this process's rank, or hold servers on a rollout node; return the exit code.
 
-        return report_error(error)
+    Raises UserError for wrong input, PeerLost for processes of the run that do not come.
+    """
+    task = rank_info.rollout_task()
+    if task is not None:
+        return run_on_rollout_node(run_dir, task)
+    info = rank_info.rank_from_environment()
+    environment.prepare(info.local_world_size)
+    from trainer.config import load_frozen
+
+    config = load_frozen(run_dir)
+    rollout_nodes.require(config)
+    library_logs.silence_libraries(config.trainer.device)
+    # torch from here on: the environment above had to come first
+    from trainer.run.loop import train
+
+    with rollout_nodes.lifelines(config, run_dir, info):
+        return train(config, run_dir, info)
 
 
 def run_on_rollout_node(run_dir: Path, task: RolloutTask) -> int:
@@ -45,7 +48,7 @@ def run_on_rollout_node(run_dir: Path, task: RolloutTask) -> int:
 
     The first process of the node is the node agent, the others wait for its end.
 
-    Raises Failure when the agent, or rank 0, does not come within ``trainer.join_timeout_s``.
+    Raises PeerLost when the agent, or rank 0, does not come within ``trainer.join_timeout_s``.
     """
     from trainer.config import load_frozen
 
@@ -61,7 +64,7 @@ def run_on_rollout_node(run_dir: Path, task: RolloutTask) -> int:
     sys.stdout.flush()
     address = rollout_nodes.find_agent(run_dir, task.node, time.monotonic() + timeout_s)
     if address is None:
-        raise Failure(
+        raise PeerLost(
             "the agent of this node's servers did not come within "
             f"trainer.join_timeout_s={timeout_s:g}"
         )

@@ -31,10 +31,11 @@ from jobs.records import append_line, attempts, newest_write
 from jobs.slurm import seconds
 from trainer.base import atomic, metrics_file
 from trainer.base.metrics_file import METRICS_FILE
+from trainer.base.rank_records import STOPPED, read_records
 from trainer.base.run_folder import last_attempt, log_folder, read_json
 
 STOP_REQUESTS = ("USR2", "TERM", "INT", "TIME")
-"""Causes in the trainer's ``exit.json``: a signal, or TIME when the job's end came near."""
+"""Causes of a rank's stop in its end record: a signal, or TIME when the job's end came near."""
 
 
 def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: float) -> str:
@@ -109,11 +110,8 @@ def _ending(
 ) -> Ending:
     """What is known about an attempt's end: exit code, the trainer's note, Slurm, the clock."""
     start = float(started.get("start", now))
-    note = read_json(run / "exit.json")
-    from_this_attempt = note.get("attempt") == number or note.get("time", 0) >= started.get(
-        "start", now
-    )
-    requested = note.get("cause") if from_this_attempt else None
+    ends = [record.end for record in read_records(log_folder(run, number)).values()]
+    requested = next((end.stop for end in ends if end is not None and end.kind == STOPPED), None)
     slurm = parse_show_job(scontrol)
     # scontrol may have changed the limit since the job was submitted.
     limit_s = seconds(slurm.get("TimeLimit", "")) or plan.get("limit_s") or "inf"
@@ -231,11 +229,8 @@ def saved_step(run: Path) -> int:
 
 
 def last_step(run: Path) -> int:
-    """The newest step in ``metrics.jsonl``; without that file the one in ``exit.json``, or 0."""
-    path = run / METRICS_FILE
-    if not path.is_file():
-        return int(read_json(run / "exit.json").get("step") or 0)
-    return metrics_file.last_step(path) or 0
+    """The newest step in ``metrics.jsonl``, or 0."""
+    return metrics_file.last_step(run / METRICS_FILE) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -53,7 +53,7 @@ class Ending:
     exit_code: int
     """Of srun: the highest of all ranks."""
     stop_request: str | None = None
-    """Why the trainer stopped, from this attempt's ``exit.json``: USR2, TERM, INT, or TIME when the
+    """Why the trainer stopped, from a rank's end record: USR2, TERM, INT, or TIME when the
     time limit was near.
     """
     slurm: Mapping[str, str] | None = None

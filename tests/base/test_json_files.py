@@ -23,19 +23,19 @@ from trainer.base import json_files, metrics_file
 from trainer.base.errors import UserError
 from trainer.base.json_files import MAX_LINE_BYTES, read_lines, read_object, read_word
 from trainer.base.model_shape import ModelShape
+from trainer.base.rank_records import END_FIELDS, begin_file, end_file, read_records
 from trainer.base.run_folder import RECORD_FIELDS, last_attempt, log_tail, read_json
 from trainer.checkpoint.store import manifest
 from trainer.checkpoint.store.layout import read_latest
 from trainer.checkpoint.store.lease import _describe, _is_alive_on_this_host
 from trainer.checkpoint.store.manifest import DamagedError
-from trainer.launch.error_file import read_error
 from trainer.launch.rollout_nodes import address_file, find_agent
 from trainer.rollout.vllm.client.status_file import StatusFile
 from trainer.tracking.goodput import earlier_attempts
 from trainer.tracking.wandb_run import load_identity
 
 NAMES = [name for fields in RECORD_FIELDS.values() for name in fields]
-NAMES += ["id", "project", "group", "slots", "host", "port", "token", "code", "text", "run"]
+NAMES += ["id", "project", "group", "slots", "host", "port", "token", "run", *END_FIELDS]
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -75,7 +75,7 @@ def read_everything(run: Path) -> None:
     log_tail(run / "log")
     load_identity(run)
     read_latest(run)
-    read_error(run / "error.json")
+    read_records(run / "logs/attempt_1")
     find_agent(run, 0, 0.0)
     list(earlier_attempts(run, 2))
     metrics_at(run, None)
@@ -101,10 +101,12 @@ def read_everything(run: Path) -> None:
 def damaged(run: Path, data: bytes) -> None:
     (run / "logs/attempt_1").mkdir(parents=True)
     (run / "rendezvous").mkdir()
-    names = ["wandb.json", "latest", "error.json", "metrics.jsonl", "status.json", "holder"]
-    names += ["config.json", "ledger.jsonl", "attempts.jsonl", "exit.json", "job.json", "log"]
+    names = ["wandb.json", "latest", "metrics.jsonl", "status.json", "holder"]
+    names += ["config.json", "ledger.jsonl", "attempts.jsonl", "job.json", "log"]
     names += ["cancel.json", "logs/attempt_1/begin.json", "logs/attempt_1/clock.json"]
-    for path in [*(run / name for name in names), address_file(run, 0)]:
+    paths = [*(run / name for name in names), address_file(run, 0)]
+    paths += [file(run / "logs/attempt_1", 0) for file in (begin_file, end_file)]
+    for path in paths:
         path.write_bytes(data)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from trainer.base.run_folder import (
@@ -12,7 +11,6 @@ from trainer.base.run_folder import (
     new_attempt,
     read_json,
     read_json_lines,
-    write_exit_record,
 )
 
 
@@ -36,10 +34,3 @@ def test_records_that_are_cut_short_are_passed_over(tmp_path: Path) -> None:
     assert read_json_lines(tmp_path / "lines") == [{"a": 1}]
     (tmp_path / "one").write_text('{"a": ')
     assert read_json(tmp_path / "one") == read_json(tmp_path / "none") == {}
-
-
-def test_the_batch_script_reads_why_an_attempt_ended(tmp_path: Path) -> None:
-    write_exit_record(tmp_path, cause="USR2", step=7, attempt=2)
-    record = json.loads((tmp_path / "exit.json").read_text())
-    assert record.pop("time") > 0
-    assert record == {"cause": "USR2", "step": 7, "attempt": 2}

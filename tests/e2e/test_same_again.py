@@ -4,7 +4,6 @@ with the same weights.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import GRPO, SFT, assert_same, finish, interrupt, metrics, rows
+from trainer.base.rank_records import read_records
 
 STEPS = 6
 EACH_STEP = "trainer.checkpoint.save_freq=1"
@@ -67,8 +67,11 @@ def test_a_stopped_run_continues_to_the_same_weights(
     run = tmp_path / "run"
     code, screen = interrupt(run, signal.SIGTERM, *arguments(stage, ranks), step=2, before=STEPS)
     assert code == 85, screen
-    note = json.loads((run / "exit.json").read_text())
-    assert note["cause"] == "TERM" and note["step"] == rows(run)[-1]["training/global_step"] < STEPS
+    records = read_records(run / "logs/attempt_1")
+    ends = [record.end for record in records.values() if record.end is not None]
+    assert [(end.kind, end.stop) for end in ends] == [("stopped", "TERM")] * ranks
+    assert {end.step for end in ends} == {rows(run)[-1]["training/global_step"]}
+    assert ends[0].step < STEPS
     assert "Going on from" in finish(run, *arguments(stage, ranks))
     assert_same(run, undisturbed(stage, ranks))
 

@@ -22,12 +22,19 @@ from pathlib import Path
 
 import yaml
 
+from trainer.base import rank_records
+from trainer.launch import run_rank
+
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.05"))
 HOLD_AFTER = int(os.environ.get("STANDIN_HOLD_AFTER", str(10**9)))
 HOLD_S = 400.0
 
 
 def main(run: Path) -> int:
+    return run_rank(run, lambda: train(run))
+
+
+def train(run: Path) -> int:
     signals: list[str] = []
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, lambda n, f: signals.append(signal.Signals(n).name[3:]))
@@ -72,9 +79,10 @@ def main(run: Path) -> int:
     _save(saved, state)
     if state["step"] >= total:
         return 0
-    if rank == 0:
-        note = {"cause": signals[0], "step": state["step"], "attempt": attempt, "time": time.time()}
-        (run / "exit.json").write_text(json.dumps(note))
+    folder = rank_records.attempt_folder(run)
+    assert folder is not None
+    step = state["step"]
+    rank_records.write_end(folder, rank, kind="stopped", exit_code=85, step=step, stop=signals[0])
     return 85
 
 

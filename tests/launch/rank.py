@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.base import environment, rank_info, signals
 from trainer.base.errors import UserError
-from trainer.launch import report_error
+from trainer.launch import run_rank
 from trainer.tracking.console import make_display
 
 BOUND_S = 300.0
@@ -30,13 +30,13 @@ def main(run_dir: Path) -> int:
     sys.stdout.write(f"rank {info.rank} is here\n")
     sys.stdout.flush()
     plan = dict(part.split("=") for part in os.environ.get("RANK_PLAN", "").split(",") if part)
-    try:
-        return act(plan.get(str(info.rank), "finish"), folder, info)
-    except Exception as error:
-        code = report_error(error)
-        if plan.get(str(info.rank)) == "hang":  # destroying its communicator waits for the peers
-            act("deaf", folder, info)
-        return code
+    action = plan.get(str(info.rank), "finish")
+    if action == "leave early":  # as a library that ends the process behind Python's back
+        return 0
+    code = run_rank(folder, lambda: act(action, folder, info))
+    if action == "hang":  # destroying its communicator waits for the peers
+        act("deaf", folder, info)
+    return code
 
 
 def act(action: str, folder: Path, info: rank_info.RankInfo) -> int:
@@ -50,9 +50,11 @@ def act(action: str, folder: Path, info: rank_info.RankInfo) -> int:
         wait_for(folder, info)
         raise UserError("data.train_files=x: no such file")
     if action == "peer":  # the error of a rank whose peer has gone
-        while not list(folder.glob("logs/*/*.error")) and time.monotonic() < deadline:
+        while not crashed(folder) and time.monotonic() < deadline:
             time.sleep(0.01)
         raise RuntimeError("Connection closed by peer")
+    if action == "exit":
+        os._exit(0)
     if action == "segfault":
         wait_for(folder, info)
         sys.stdout.write("last words\n")
@@ -81,6 +83,10 @@ def act(action: str, folder: Path, info: rank_info.RankInfo) -> int:
         display.close()
         return 0
     raise AssertionError(action)
+
+
+def crashed(folder: Path) -> bool:
+    return any("crash" in path.read_text() for path in folder.glob("logs/*/*.end.json"))
 
 
 def wait_for(folder: Path, info: rank_info.RankInfo) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.launch import rank as small_rank
 from tests.tracking.terminal import drain
+from trainer.base.rank_records import read_records
 from trainer.launch.screen import LogText
 
 PARENT = """
@@ -103,7 +105,41 @@ def test_ranks_have_their_numbers_and_share_the_cores(tmp_path: Path) -> None:
 def test_one_rank_runs_in_this_process(tmp_path: Path) -> None:
     code, out = finish(start(tmp_path, 1, ""))
     assert (code, out) == (0, "rank 0 is here\n")
-    assert not (tmp_path / "logs").exists()
+    (record,) = read_records(tmp_path / "logs/attempt_1").values()
+    assert record.end is not None and (record.end.kind, record.end.exit_code) == ("finished", 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_process_that_ends_itself_with_0_has_not_finished(tmp_path: Path, ranks: int) -> None:
+    parent = start(tmp_path, ranks, f"{ranks - 1}=exit", PLIMSOLL_KILL_GRACE_S="10")
+    out, err = parent.communicate(timeout=BOUND_S)
+    assert parent.returncode == 1
+    last = (out + err).splitlines()[-1]
+    assert last.startswith(f"Error: {Path(small_rank.__file__)}, line ") and "os._exit(0)" in last
+    end = read_records(tmp_path / "logs/attempt_1")[ranks - 1].end
+    assert end is not None and (end.kind, end.exit_code) == ("crash", 1)
+
+
+def test_a_rank_without_a_record_of_its_end_has_not_finished(tmp_path: Path) -> None:
+    code, out = finish(start(tmp_path, 2, "1=leave early", PLIMSOLL_KILL_GRACE_S="10"))
+    assert code == 1
+    assert "Rank 1 failed first: its process exited with 0 before the run had finished." in out
+
+
+def test_every_rank_records_its_end(tmp_path: Path) -> None:
+    assert finish(start(tmp_path, 3, "0=peer,1=crash,2=wrong"))[0] == 2
+    folder = tmp_path / "logs/attempt_1"
+    records = read_records(folder)
+    ends = [record.end for record in records.values() if record.end is not None]
+    assert [end.kind for end in ends] == ["lost_peer", "crash", "user_error"]
+    assert [end.exit_code for end in ends] == [1, 1, 2]
+    assert [end.message for end in ends] == [
+        "Connection closed by peer",
+        "the tensor is on fire",
+        "data.train_files=x: no such file",
+    ]
+    assert {record.host for record in records.values()} == {os.uname().nodename}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.glob("*.json"))
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -117,7 +153,8 @@ def test_the_failing_ranks_error_is_last_on_the_screen(tmp_path: Path, failing: 
     logs = tmp_path / "logs" / "attempt_1"
     assert "the tensor is on fire" in (logs / f"rank_{failing}.log").read_text()
     assert "Connection closed by peer" in (logs / f"rank_{1 - failing}.log").read_text()
-    assert not list(logs.glob("*.error"))
+    kinds = [record.end.kind for record in read_records(logs).values() if record.end is not None]
+    assert sorted(kinds) == ["crash", "lost_peer"] and kinds[failing] == "crash"
 
 
 def test_wrong_input_is_one_message_and_exit_code_2(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def gather(
     def one(rank: int) -> Store | str:
         try:
             return meet(info(rank, size, port), run_dir=run, timeout_s=timeout_s)
-        except (TimeoutError, RuntimeError, UserError) as error:
+        except (RuntimeError, UserError) as error:
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(len(ranks)) as pool:

@@ -15,6 +15,7 @@ from tests.config.helpers import minimal_settings
 from tests.run.ranks import Rank
 from trainer.base.errors import Failure, UserError
 from trainer.base.model_shape import ModelShape
+from trainer.base.rank_records import read_records
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.config import load
 from trainer.ranks.agreement import AgreedError
@@ -180,8 +181,9 @@ def test_a_stopped_run_saves_and_records_the_cause(tmp_path: Path, clock: Clock)
     checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=-1)
     checkpoints.after_step(4, {}, last=False, stop="USR2", sync=lambda: None)
     assert checkpointer.saved == [(4, None, True)]
-    note = json.loads((tmp_path / "exit.json").read_text())
-    assert (note["cause"], note["step"], note["attempt"]) == ("USR2", 4, 1)
+    end = read_records(tmp_path / "logs/attempt_1")[0].end
+    assert end is not None
+    assert (end.kind, end.stop, end.step, end.exit_code) == ("stopped", "USR2", 4, 85)
     checkpointer.has_room = False
     checkpointer.last_failure = "checkpoint of step 5 failed: the writer process died"
     with pytest.raises(Failure, match=r"step 5 is not saved: .*the writer process died"):

@@ -28,6 +28,10 @@ class Failure(RuntimeError):
     """
 
 
+class PeerLost(Failure):
+    """Another process of the run did not come in time, or is gone."""
+
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a disk that only the user can fix: full, over the quota, read-only."""
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.base import atomic
 from trainer.base.json_files import (
     Fields,
     is_budgets,
@@ -55,12 +53,6 @@ RECORD_FIELDS: Mapping[str, Fields] = {
         "end": is_number,
         "undone_steps": is_count,
         "undone_s": is_number,
-    },
-    "exit.json": {
-        "attempt": is_count,
-        "cause": is_text,
-        "step": is_count,
-        "time": is_number,
     },
     "job.json": {
         "name": is_text,
@@ -125,9 +117,3 @@ def log_tail(log: Path, lines: int = 40) -> str:
     except (OSError, ValueError) as error:
         return f"(its log can't be read: {error})"
     return "\n".join(text.splitlines()[-lines:])
-
-
-def write_exit_record(run_dir: Path, *, cause: str, step: int, attempt: int) -> None:
-    """Write ``exit.json``: why this attempt ended, for the batch script outside the image."""
-    value = {"cause": cause, "step": step, "attempt": attempt, "time": time.time()}
-    atomic.write_json(run_dir / "exit.json", value)

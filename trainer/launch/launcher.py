@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from trainer.base import environment, signals
+from trainer.base import environment, rank_records, signals
 from trainer.base.errors import EXIT_USER, UserError
 from trainer.base.rank_info import ATTEMPT, SLURM_SWITCH
 from trainer.base.run_folder import log_folder, new_attempt
-from trainer.launch.error_file import ERROR_FILE, take_error
 from trainer.launch.rank_process import RankProcess
+from trainer.launch.rank_run import LAUNCHED, take_error
 from trainer.launch.screen import Screen
 from trainer.launch.watch import RunResult, watch
 
@@ -47,18 +47,19 @@ def run(config: object, run_dir: Path, ranks: int, attempt: int | None = None) -
             f"trainer.n_gpus_per_node={ranks}: at least one process is needed; set it to 1 or more."
         )
     module = os.environ.get(WORKER_MODULE, "trainer.worker")
+    if attempt is None:
+        attempt = new_attempt(run_dir)
     if ranks == 1:
+        os.environ[ATTEMPT] = str(attempt)
         environment.prepare(1)
         signals.install()
         return int(importlib.import_module(module).main(run_dir))
-    if attempt is None:
-        attempt = new_attempt(run_dir)
     screen = Screen(sys.stdout)
     processes = _start_ranks(module, run_dir, ranks, attempt, screen)
     result = watch(processes)
     if result.failed_rank is not None:
         # Take the errors of all ranks: each goes to its rank's log.
-        errors = [take_error(process.log, process.error_file) for process in processes]
+        errors = [take_error(process.log, process.end_file) for process in processes]
         _show_error(screen, result, processes[result.failed_rank], errors[result.failed_rank])
     return result.code
 
@@ -98,9 +99,9 @@ def _start_rank(
 ) -> RankProcess:
     """Start one rank. Rank 0's output goes to the screen and its log, the others' to their logs."""
     log = folder / f"rank_{rank}.log"
-    error_file = folder / f"rank_{rank}.error"
-    error_file.unlink(missing_ok=True)
-    variables = variables | {ERROR_FILE: str(error_file)}
+    end_file = rank_records.end_file(folder, rank)
+    end_file.unlink(missing_ok=True)
+    variables = variables | {LAUNCHED: "1"}
     if rank == 0:
         variables |= screen.terminal_variables()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -115,7 +116,7 @@ def _start_rank(
             process_group=0,
         )
     output_thread = screen.mirror(_output_of(process), log) if rank == 0 else None
-    return RankProcess(rank, process, log, error_file, output_thread)
+    return RankProcess(rank, process, log, end_file, output_thread)
 
 
 def _output_of(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.launch.error_file import read_error
+from trainer.base.errors import EXIT_OK, EXIT_REQUEUE
+from trainer.base.rank_records import FAILED, FINISHED, RankEnd, read_end
 
 
 @dataclass
@@ -20,7 +21,8 @@ class RankProcess:
     rank: int
     process: subprocess.Popen[bytes]
     log: Path
-    error_file: Path
+    end_file: Path
+    """The record of its end, which it writes itself."""
     output_thread: threading.Thread | None = None
     """Copies rank 0's output to the screen; None for the other ranks."""
     parent_pipe: int | None = None
@@ -41,14 +43,38 @@ class RankProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def final_code(self) -> int:
-        """Its exit code, or the one in its error file when it was killed on its way out."""
+        """Its exit code, or the one in its record when it was killed on its way out; 1 for a rank
+        that exited with 0 before it had finished.
+        """
         code = 1 if self.code is None else self.code
-        if code >= 0:
-            return code
-        error = read_error(self.error_file)
-        return code if error is None else error.code
+        end = self.end
+        if code < 0 and end is not None:
+            return end.exit_code
+        return 1 if self.left_early else code
 
     def error_time(self) -> float:
-        """time.time() of its failure: the one in its error file, else its end."""
-        error = read_error(self.error_file)
-        return self.ended_at if error is None else error.time
+        """time.time() of its failure: the one in its record, else its end."""
+        end = self.end
+        return self.ended_at if end is None else end.time
+
+    @property
+    def end(self) -> RankEnd | None:
+        """Its record of its end; None before, and when it left none."""
+        return read_end(self.end_file)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has recorded an error, though it may hang on its way out."""
+        end = self.end
+        return end is not None and end.kind in FAILED
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it exited with 0, but did not finish what it was to do."""
+        end = self.end
+        return self.code == EXIT_OK and (end is None or end.kind != FINISHED)
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether it has finished, or has saved and left."""
+        return self.final_code() in (EXIT_OK, EXIT_REQUEUE)

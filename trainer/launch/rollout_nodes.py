@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from trainer.base import atomic
 from trainer.base.connections import Address, address_from, keep_alive, read_status
-from trainer.base.errors import UserError
+from trainer.base.errors import PeerLost, UserError
 from trainer.base.json_files import read_object
 from trainer.base.rank_info import RankInfo, attempt_name, num_rollout_nodes
 
@@ -84,7 +84,7 @@ def find_agent(run_dir: Path, node: int, deadline: float) -> Address | None:
 def find_agents(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
     """Wait for the agents of ``count`` nodes and return their addresses.
 
-    Raises TimeoutError that names those which have not published any within ``timeout_s``.
+    Raises PeerLost that names those which have not published any within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     addresses: list[Address] = []
@@ -96,7 +96,7 @@ def find_agents(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
         else:
             addresses.append(address)
     if missing:
-        raise TimeoutError(
+        raise PeerLost(
             f"{len(missing)} of {count} nodes for vLLM servers did not come within {timeout_s:g} "
             f"s: number {', '.join(missing)} of the job's last nodes. Look into the logs of their "
             "processes; where images or file systems start slowly, raise trainer.join_timeout_s."
@@ -108,7 +108,7 @@ def find_agents(run_dir: Path, count: int, timeout_s: float) -> list[Address]:
 def lifelines(config: Config, run_dir: Path, info: RankInfo) -> Iterator[None]:
     """Context in which rank 0 holds the lifelines of all agents; afterwards the agents end.
 
-    Raises TimeoutError when an agent does not come within ``trainer.join_timeout_s``.
+    Raises PeerLost when an agent does not come within ``trainer.join_timeout_s``.
     """
     count = config.actor_rollout_ref.rollout.nnodes
     with ExitStack() as stack:

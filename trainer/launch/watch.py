@@ -14,6 +14,7 @@ from types import FrameType
 
 from trainer.base import signals
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER
+from trainer.base.rank_records import LOST_PEER
 from trainer.launch.rank_process import RankProcess
 
 KILL_GRACE_S = "PLIMSOLL_KILL_GRACE_S"
@@ -106,9 +107,9 @@ class Watcher:
             self._forward(value, running)
         elif self._deadline is not None and time.monotonic() >= self._deadline:
             self._on_deadline(running)
-        # A rank that failed may hang on its way out, since its peers are in a collective: its error
-        # file is enough.
-        if self.stopped_at is None and any(process.error_file.exists() for process in running):
+        # A rank that failed may hang on its way out, since its peers are in a collective: its
+        # record is enough.
+        if self.stopped_at is None and any(process.has_failed for process in running):
             self._stop(running)
 
     def _next_event(self) -> tuple[str, int, int]:
@@ -121,9 +122,10 @@ class Watcher:
             return "none", -1, 0
 
     def _on_end(self, rank: int, code: int, running: Sequence[RankProcess]) -> None:
-        self._processes[rank].code = code
-        self._processes[rank].ended_at = time.time()
-        if self.stopped_at is None and code not in (EXIT_OK, EXIT_REQUEUE):
+        process = self._processes[rank]
+        process.code = code
+        process.ended_at = time.time()
+        if self.stopped_at is None and not process.ended_in_order:
             self._stop(running)
         elif self._deadline is None:
             self._deadline = time.monotonic() + self._finish_grace
@@ -164,7 +166,7 @@ def result_of(processes: Sequence[RankProcess], watcher: Watcher) -> RunResult:
 
     Ranks that failed only because they were told to stop, or because a peer had gone, are not the
     cause. Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest
-    error is.
+    error is, and that of a lost peer only where there is no other.
     """
     if watcher.interrupted:
         return RunResult(128 + signal.SIGINT, None, "interrupted twice")
@@ -176,13 +178,19 @@ def result_of(processes: Sequence[RankProcess], watcher: Watcher) -> RunResult:
     unprompted = [p for p in failed if stopped_at is None or p.error_time() <= stopped_at]
     first = min(
         unprompted or failed,
-        key=lambda process: (process.final_code() != EXIT_USER, process.error_time()),
+        key=lambda process: (
+            process.final_code() != EXIT_USER,
+            process.end is not None and process.end.kind == LOST_PEER,
+            process.error_time(),
+        ),
     )
     code = first.final_code()
     reason = f"exit code {code}"
     if code < 0:
         reason = f"killed by {signal.Signals(-code).name}"
         code = 128 - code
+    if first.left_early:
+        reason = "its process exited with 0 before the run had finished"
     if first.rank in watcher.lagging:
         reason = "it went on long after another rank had finished"
     return RunResult(code, first.rank, reason)

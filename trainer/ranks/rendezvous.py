@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from trainer.base import atomic
 from trainer.base.connections import is_port
-from trainer.base.errors import UserError
+from trainer.base.errors import PeerLost, UserError
 from trainer.base.json_files import is_text, read_object
 from trainer.base.rank_info import RankInfo, attempt_name
 
@@ -52,7 +52,7 @@ def free_port(start: int, tries: int = 200) -> int:
 def meet(info: RankInfo, *, run_dir: Path, timeout_s: float) -> Store:
     """The store that all ranks share, once all of them have joined it.
 
-    Its port is ``info.master_port``, or one that rank 0 publishes. Raises TimeoutError that names
+    Its port is ``info.master_port``, or one that rank 0 publishes. Raises PeerLost that names
     the ranks which did not come within ``timeout_s``, and UserError on rank 0 for a port that
     another program uses.
     """
@@ -132,7 +132,7 @@ def _wait_for_address(address_file: Path, timeout_s: float) -> tuple[str, int]:
         if "addr" in address and "port" in address:
             return address["addr"], address["port"]
         time.sleep(POLL_S)
-    raise TimeoutError(
+    raise PeerLost(
         f"rank 0 did not come: no port was published in {address_file} within "
         f"trainer.join_timeout_s={timeout_s:g}. Its log says why; on several nodes also check that "
         "all see the same run folder."
@@ -140,7 +140,7 @@ def _wait_for_address(address_file: Path, timeout_s: float) -> tuple[str, int]:
 
 
 def _wait_for_all(store: Store, info: RankInfo, timeout_s: float, deadline: float) -> None:
-    """Wait until every rank has joined the store. Raises TimeoutError that names the others."""
+    """Wait until every rank has joined the store. Raises PeerLost that names the others."""
     store.set(_joined_key(info.rank), socket.gethostname())
     keys = [_joined_key(rank) for rank in range(info.world_size)]
     if info.rank != 0:
@@ -150,9 +150,9 @@ def _wait_for_all(store: Store, info: RankInfo, timeout_s: float, deadline: floa
     except RuntimeError as error:
         missing = _missing_ranks(store, info.world_size)
         if missing is None:
-            raise RuntimeError("rank 0 has left the ranks' meeting; its log says why") from error
+            raise PeerLost("rank 0 has left the ranks' meeting; its log says why") from error
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise TimeoutError(
+        raise PeerLost(
             f"{len(missing)} of {info.world_size} ranks did not come within "
             f"trainer.join_timeout_s={timeout_s:g}: rank {names}. Look into their logs; where "
             "images or file systems start slowly, raise the key."

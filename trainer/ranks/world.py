@@ -122,7 +122,7 @@ def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s
 
     ``meet_s`` bounds the wait for ranks that start late, ``timeout_s`` every collective: a rank
     that died is an error on the others, never a hang. Raises UserError for a device that is not
-    there and for a port in use, TimeoutError for ranks that don't come.
+    there and for a port in use, PeerLost for ranks that don't come.
     """
     rank_device = choose_device(device, info.local_rank)
     if rank_device.type == "cpu":

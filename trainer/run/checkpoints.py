@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainer.base.errors import DISK_FULL, Failure, UserError
-from trainer.base.run_folder import write_exit_record
+from trainer.base import rank_records
+from trainer.base.errors import DISK_FULL, EXIT_REQUEUE, Failure, UserError
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.resume import is_same_folder
 from trainer.checkpoint.schedule import save_reason
@@ -126,11 +126,23 @@ class RunCheckpoints:
         sync()
         leaving = last or stop is not None
         saved = self._save(step, metrics, blocking=leaving)
-        if stop is not None and self._ctx.world.is_main:
-            attempt = attempt_number(self._ctx.run_dir, is_main=True)
-            write_exit_record(self._ctx.run_dir, cause=stop, step=step, attempt=attempt)
         if leaving and not saved:
             raise not_saved(step, self._checkpointer.last_failure)
+        if stop is not None:
+            self._record_stop(step, stop)
+
+    def _record_stop(self, step: int, cause: str) -> None:
+        """Write this rank's end record at once: what comes after may outlast the grace time."""
+        folder = rank_records.attempt_folder(self._ctx.run_dir)
+        if folder is not None:
+            rank_records.write_end(
+                folder,
+                self._ctx.world.rank,
+                kind=rank_records.STOPPED,
+                exit_code=EXIT_REQUEUE,
+                step=step,
+                stop=cause,
+            )
 
     def save_lost_run(
         self, step: int, error: Failure | UserError, *, sync: Callable[[], None]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.base import environment
 from trainer.base.connections import Address, new_token
-from trainer.base.errors import EXIT_OK, Failure, UserError
+from trainer.base.errors import EXIT_OK, PeerLost, UserError
 from trainer.base.rank_info import RolloutTask
 from trainer.launch.rollout_nodes import publish_address
 from trainer.rollout.vllm.engine.model_folder import make_private
@@ -24,7 +24,7 @@ from trainer.rollout.vllm.server.http import serve_in_threads
 def run_node_agent(run_dir: Path, task: RolloutTask, *, timeout_s: float) -> int:
     """Supervise servers as rank 0 requests until it is gone; return the exit code.
 
-    Raises Failure when rank 0 has not connected within ``timeout_s``.
+    Raises PeerLost when rank 0 has not connected within ``timeout_s``.
     """
     environment.prepare(task.tasks)
     ip = address_towards(task.master_addr)
@@ -39,7 +39,7 @@ def run_node_agent(run_dir: Path, task: RolloutTask, *, timeout_s: float) -> int
         f"logs: {folder}"
     )
     if not agent.connected.wait(timeout_s):
-        raise Failure(
+        raise PeerLost(
             "rank 0 did not come for this node's servers within "
             f"trainer.join_timeout_s={timeout_s:g}"
         )
