@@ -13,6 +13,7 @@ from jobs.ledger import LOCAL, Entry
 from jobs.run_state import ALIVE, FolderEvidence, RunState, state_of
 from jobs.slurm import JobInfo, Slurm
 from trainer.base import run_folder
+from trainer.base.processes import process_start
 
 
 def states_of(entries: Sequence[Entry], slurm: Slurm | None) -> dict[str, RunState]:
@@ -55,6 +56,7 @@ def read_evidence(entry: Entry) -> FolderEvidence:
         last_write=records.newest_write(run, begun),
         launch_begun=begun > 0 and begin.get("launch", entry.launch) == entry.launch,
         cancelled=cancelled.get("launch") == entry.launch,
+        refused=records.refused(run, entry.launch),
         process_alive=entry.job != LOCAL or _process_alive(begin),
     )
 
@@ -67,7 +69,7 @@ def _process_alive(begin: dict[str, object]) -> bool:
     pid = begin.get("pid")
     if not recorded or not isinstance(pid, int):
         return False
-    return records.process_start(pid) == recorded
+    return process_start(pid) == recorded
 
 
 def _is_alive(entry: Entry, queue: Mapping[str, JobInfo] | None) -> bool:

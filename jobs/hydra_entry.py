@@ -11,6 +11,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from jobs.ownership import living_owners
 from jobs.progress import Progress
 from jobs.slurm import Slurm
 from jobs.submit import report
@@ -21,6 +22,7 @@ from jobs.submit.options import LauncherOptions, local_options, slurm_options
 from jobs.submit.plan import SweepPlan, make_plan
 from jobs.submit.preflight import problems_of
 from jobs.submit.submit import Submission, scripts, submit, test_only
+from trainer.base import run_owner
 from trainer.base.errors import EXIT_USER, UserError
 from trainer.launch import rollout_nodes
 
@@ -90,6 +92,7 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
         python=sys.executable,
     )
     problems = problems_of(plan, options, slurm)
+    problems += run_owner.refusals([job.run for job in plan.jobs], living_owners)
     if problems:
         raise UserError("\n".join(problems))
     _print(report.plan_text(plan, options.timeout_min, submission.sweep))

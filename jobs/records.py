@@ -6,6 +6,7 @@ inside the image.
 ``logs/attempt_N/begin.json`` written when an attempt starts; beside it lie the ranks' logs and
                               their records of begin and end (trainer/base/rank_records.py)
 ``cancel.json``               left by ``python -m jobs cancel``: which launch was cancelled
+``refused.jsonl``             jobs that found the folder owned by another launch, and did nothing
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ def note_cancelled(run: Path, launch: str) -> None:
         atomic.write_json(run / "cancel.json", {"launch": launch, "time": time.time()})
 
 
+def note_refused(run: Path, launch: str, why: str) -> None:
+    """Remember why a job of this launch did nothing."""
+    append_line(run / "refused.jsonl", {"launch": launch, "why": why, "time": time.time()})
+
+
+def refused(run: Path, launch: str) -> str:
+    """Why the job of this launch did nothing; empty when it was not refused."""
+    lines = read_json_lines(run / "refused.jsonl")
+    return next((str(line.get("why")) for line in lines if line.get("launch") == launch), "")
+
+
 def attempts(run: Path) -> list[dict[str, Any]]:
     """The attempts of a run that have ended, oldest first."""
     return read_json_lines(run / "attempts.jsonl", ("cause", "why"))
@@ -75,13 +87,3 @@ def newest_write(run: Path, attempt: int) -> float:
         with contextlib.suppress(OSError):
             newest = max(newest, path.stat().st_mtime)
     return newest
-
-
-def process_start(pid: int) -> int:
-    """When a process of this machine started, in clock ticks since boot (proc(5)): tells it from a
-    later one with its number. 0 when there is none.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -66,6 +66,8 @@ class FolderEvidence:
     """Whether an attempt of this launch has begun."""
     cancelled: bool = False
     """Whether this launch was ended with ``python -m jobs cancel``."""
+    refused: str = ""
+    """Why the job of this launch did nothing: another launch owns the folder."""
     process_alive: bool = True
     """Whether the process of a local run still lives, or is on another machine."""
 
@@ -124,6 +126,8 @@ def _state_from_records(
         return COMPLETED, ""
     if job is not None and job.state in ALIVE:
         return job.state, job.reason if job.state == "PENDING" else job.nodes
+    if evidence.refused:
+        return "FAILED", evidence.refused
     if last is not None and not last.get("requeue"):
         return STOPPED_BY.get(str(last["cause"]), "EXHAUSTED"), str(last["why"])
     if entry.phase == PLANNED:

@@ -136,7 +136,9 @@ PACKAGES = (
     Package(
         "trainer/worker.py", "one rank of a run", (BASE, CONFIG, LAUNCH, ROLLOUT, RUN), torch=False
     ),
-    Package("trainer/__main__.py", "`python -m trainer`", (BASE, CONFIG, LAUNCH), torch=False),
+    Package(
+        "trainer/__main__.py", "`python -m trainer`", (BASE, CONFIG, LAUNCH, "jobs"), torch=False
+    ),
     Package(
         "trainer/export.py",
         "`python -m trainer.export`: a checkpoint as a Hugging Face folder",

@@ -24,9 +24,11 @@ def run_on_this_machine(settings: Any) -> int:
     the exit code.
 
     Raises UserError for settings that contradict each other, that need more than this machine, or
-    that differ from those of the run in the same folder.
+    that differ from those of the run in the same folder, and for a folder whose run lives.
     """
+    from jobs.ownership import living_owners
     from trainer import launch
+    from trainer.base import run_owner
     from trainer.config.frozen import freeze, run_dir_of
     from trainer.config.loading import load
     from trainer.launch import rollout_nodes
@@ -40,8 +42,10 @@ def run_on_this_machine(settings: Any) -> int:
             "python -m trainer -m ... for a job on Slurm, or trainer.nnodes=1"
         )
     run_dir = run_dir_of(config)
-    freeze(config, run_dir)
-    return launch.run(config, run_dir, ranks=config.trainer.n_gpus_per_node)
+    owner = run_owner.new_owner(run_owner.new_launch(), run_owner.LOCAL)
+    with run_owner.held(run_dir, owner, living_owners):
+        freeze(config, run_dir)
+        return launch.run(config, run_dir, ranks=config.trainer.n_gpus_per_node)
 
 
 if __name__ == "__main__":

@@ -27,21 +27,41 @@ from jobs.attempt.causes import (
     decide,
     parse_show_job,
 )
-from jobs.records import append_line, attempts, newest_write
+from jobs.records import append_line, attempts, newest_write, note_refused
 from jobs.slurm import seconds
 from trainer.base import atomic, metrics_file
 from trainer.base.metrics_file import METRICS_FILE
+from trainer.base.rank_info import LAUNCH
 from trainer.base.rank_records import STOPPED, read_records
 from trainer.base.run_folder import last_attempt, log_folder, read_json
+from trainer.base.run_owner import describe, owner_of
 
 STOP_REQUESTS = ("USR2", "TERM", "INT", "TIME")
 """Causes of a rank's stop in its end record: a signal, or TIME when the job's end came near."""
 
 
-def begin(run: Path, *, job: str, nodes: str, restarts: int, sacct: str, now: float) -> str:
+def begin(
+    run: Path,
+    *,
+    job: str,
+    nodes: str,
+    restarts: int,
+    sacct: str,
+    now: float,
+    launch: str | None = None,
+) -> str:
     """Open the next attempt; ``sacct`` is its output for this job, one
     ``State|ExitCode|NodeList|End`` per line.
+
+    ``launch``: the one that this job belongs to. When another one owns the run folder, nothing of
+    it is touched but the note why this job stops.
     """
+    owner = owner_of(run)
+    if launch and owner is not None and owner.launch != launch:
+        why = f"this job's launch {launch} doesn't own {run} any more: {describe(owner)} does"
+        note_refused(run, launch, why)
+        sys.stderr.write(f"plimsoll: {why}\n")
+        return "stop"
     plan = read_json(run / "job.json")
     last = last_attempt(run)
     is_open = not any(line.get("attempt") == last for line in attempts(run))
@@ -253,6 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
             restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
             sacct=options.evidence,
             now=time.time(),
+            launch=env.get(LAUNCH),
         )
     else:
         answer = end(

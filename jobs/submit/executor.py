@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from jobs.slurm import clean_environment
-from trainer.base.errors import UserError
+from jobs.submit.script import Script
+from trainer.base.rank_info import LAUNCH
 
 SUBMIT_TIMEOUT_S = 120
 """sbatch hangs for minutes when slurmctld is gone."""
@@ -63,20 +65,10 @@ class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
         return str(self._make_submission_file_text(self._submitit_command_str, "dry-run"))
 
 
-def resubmit_script(folder: Path, text: str, payloads: Sequence[Any]) -> list[str]:
-    """Submit ``text``, the script of an earlier array, for other payloads; their job ids. Raises
-    UserError.
-    """
-    executor = _FixedScript(folder=folder)
-    executor.fixed = text
-    try:
-        return executor.submit_runs(payloads)
-    except Exception as error:  # Submitit wraps sbatch's message in its own error
-        raise UserError(f"sbatch refused {folder.name}: {str(error).strip()}") from error
-
-
-class _FixedScript(ArrayExecutor):
-    fixed = ""
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self.fixed
+def make_executor(script: Script, folder: Path, launch: str) -> ArrayExecutor:
+    """The executor of one array, whose files lie in ``folder``."""
+    head = [f"FOLDER={shlex.quote(str(folder))}", f"export {LAUNCH}={launch}"]
+    executor = ArrayExecutor(folder=folder, python=script.python)
+    setup = [*head, *script.parameters["setup"]]
+    executor.update_parameters(**{**script.parameters, "setup": setup})
+    return executor

@@ -5,7 +5,6 @@ batch.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -19,11 +18,6 @@ from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
 from trainer.base import atomic
 from trainer.base.run_folder import read_json
 from trainer.config import freeze
-
-
-def new_launch() -> str:
-    """A name for one launch command, unique in the ledger."""
-    return uuid.uuid4().hex[:12]
 
 
 def private_folder(path: Path) -> None:
@@ -96,19 +90,9 @@ def batch_paths(
     )
 
 
-def write_batch(batch: JobBatch, paths: BatchPaths) -> None:
-    """Write the files that a batch script reads: the list of run folders, the script of one
-    process and that of the node check.
-    """
-    private_folder(paths.folder)
-    runs = "".join(f"{job.run}\n" for job in batch.jobs)
-    texts = {
-        "runs.txt": runs,
-        "task.sh": task_script(batch.shape, paths),
-        "health.sh": health_script(batch),
-    }
-    for name, text in texts.items():
-        (paths.folder / name).write_text(text)
+def files_of(batch: JobBatch, paths: BatchPaths) -> dict[str, str]:
+    """What a batch script reads: the script of one process and that of the node check."""
+    return {"task.sh": task_script(batch.shape, paths), "health.sh": health_script(batch)}
 
 
 def health_script(batch: JobBatch) -> str:

@@ -114,7 +114,10 @@ def previous_runs(path: Path, slurm: Slurm | None, signatures: set[str]) -> dict
     states = states_of(entries, slurm)
     runs: dict[str, PreviousRun] = {}
     for entry in entries:
-        run = PreviousRun(run=Path(entry.run), state=states[entry.run].state, name=entry.name)
+        state = states[entry.run].state
+        lives = state not in (COMPLETED, *FAILED) and entry.job != ledger.LOCAL
+        job = entry.job if lives else ""
+        run = PreviousRun(run=Path(entry.run), state=state, name=entry.name, job=job)
         other = runs.get(entry.signature)
         if other is None or _rank(run.state) >= _rank(other.state):
             runs[entry.signature] = run

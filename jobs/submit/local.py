@@ -16,22 +16,26 @@ from typing import Any
 from jobs import ledger
 from jobs.attempt.bookkeeping import close_attempt, saved_step
 from jobs.attempt.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
+from jobs.ownership import living_owners
 from jobs.rank_logs import log_file, tail_of
-from jobs.records import attempts, process_start
-from jobs.submit.freeze import entry_of, freeze_run, new_launch
+from jobs.records import attempts
+from jobs.submit.freeze import entry_of, freeze_run
 from jobs.submit.options import LocalOptions
 from jobs.submit.plan import Job, SweepPlan
 from jobs.submit.report import varying_overrides
 from jobs.submit.snapshot import git_state
-from trainer.base import atomic
+from trainer.base import atomic, run_owner
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
+from trainer.base.processes import process_start
 from trainer.base.run_folder import last_attempt, log_folder
+from trainer.base.run_owner import new_launch
 
 
 def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:
     """Run every job to its end; a failing one doesn't stop the others. 1 when one failed, else 0.
 
-    Raises UserError for an image, in which only Slurm's jobs run.
+    Raises UserError for an image, in which only Slurm's jobs run, and for a run folder whose
+    earlier launch lives.
     """
     _require_no_image(plan)
     varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
@@ -40,15 +44,21 @@ def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_pa
     now = time.time()
     failures: list[str] = []
     umask = os.umask(0o077)
+    entries = [entry_of(job, sweep=sweep, launch=launch, script="", now=now) for job in plan.jobs]
+    owners = {
+        Path(entry.run): run_owner.new_owner(launch, run_owner.LOCAL, entry.name)
+        for entry in entries
+    }
+    run_owner.claim(owners, living_owners)
     try:
-        for job in plan.jobs:
-            entry = entry_of(job, sweep=sweep, launch=launch, script="", now=now)
+        for job, entry in zip(plan.jobs, entries, strict=True):
             record = _record(job, entry, launch, git, options)
             freeze_run(job, record)
             ledger.append(ledger_path, [ledger.submitted(entry, ledger.LOCAL, time.time())])
             log = log_file(job.run, last_attempt(job.run) + 1, 0)
             _print(f"{entry.name}: its log is {log}")
             code = _run_job(job, record, options)
+            run_owner.release(job.run, owners[job.run])
             if code == EXIT_OK:
                 _print(f"{entry.name}: done")
                 continue
@@ -56,6 +66,8 @@ def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_pa
             overrides = " ".join(varying[job.index])
             failures.append(f"{entry.name} ({overrides}):\n{tail_of(job.run)}")
     finally:
+        for run, owner in owners.items():
+            run_owner.release(run, owner)
         os.umask(umask)
     for text in failures:
         sys.stderr.write(f"{text}\n")

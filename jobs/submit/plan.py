@@ -37,6 +37,8 @@ class PreviousRun:
     state: str
     name: str
     """Its name in ``python -m jobs``."""
+    job: str = ""
+    """Its Slurm job, while it is queued or runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,10 @@ def make_plan(
         elif resubmit == "failed" and before.state in FAILED:
             selected.append(replace(job, run=before.run, resumes=True))
         else:
+            job_text = f", Slurm job {before.job}" if before.job else ""
             reason = (
-                f"launched before as {before.name} ({before.state}); resubmit=always runs it anew"
+                f"launched before as {before.name} ({before.state}{job_text}); resubmit=always "
+                "runs it anew"
             )
             skipped.append((job, reason))
     batches = _batches(selected, max(1, max_array_size))

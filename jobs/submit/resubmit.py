@@ -1,88 +1,113 @@
-"""Submit runs again that ended before they were done: same folder, same config, same script, a new
-array and budget.
+"""Submit runs again that ended before they were done: same folder, same config and code, a new
+array and new budgets.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs import ledger
 from jobs.ledger import Entry
-from jobs.submit.freeze import new_launch, private_folder
-from jobs.submit.payload import Rank
-from trainer.base import atomic
+from jobs.ownership import living_owners
+from jobs.run_state import ALIVE
+from jobs.slurm import Slurm
+from jobs.submit.arrays import SlurmArray, read_script, submit_arrays, write_array
+from jobs.submit.script import Script
+from trainer.base import atomic, run_owner
 from trainer.base.errors import UserError
 from trainer.base.run_folder import read_json
+from trainer.base.run_owner import new_launch, new_owner
+
+FILES = ("task.sh", "health.sh")
+"""Files of an earlier batch that hold for the next one as they are."""
 
 
 def resubmit_runs(entries: Sequence[Entry], ledger_path: Path) -> list[Entry]:
     """Submit ``entries`` again, those of one script as one array. The ledger's new entries.
 
-    Raises UserError for a run whose script is gone or that ran on the launcher ``local``.
+    The script is made anew from what the submission stored. Raises UserError for a run without
+    that, for one that ran on the launcher ``local`` or that somebody else has just launched again,
+    and when sbatch refuses.
     """
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        if not entry.script or not _script_of(Path(entry.script)):
-            reason = "has no batch script to submit again"
-            if entry.job == ledger.LOCAL:
-                reason = "ran on the local launcher"
-            raise UserError(
-                f"{entry.name} {reason}; run its sweep again: it goes on "
-                "(hydra.launcher.resubmit=failed)."
-            )
         groups.setdefault(entry.script, []).append(entry)
     launch = new_launch()
-    done = []
     umask = os.umask(0o077)
     try:
-        for script, members in groups.items():
-            done += _resubmit_batch(Path(script), members, ledger_path, launch)
+        arrays = [_array(Path(script), members, launch) for script, members in groups.items()]
+        planned = [entry for array in arrays for entry in array.entries]
+        owners = {Path(e.run): new_owner(launch, run_owner.SLURM, e.name) for e in planned}
+        run_owner.claim(owners, living_owners)
+        try:
+            for old, array in zip(groups, arrays, strict=True):
+                write_array(array, {name: (Path(old) / name).read_text() for name in FILES})
+            for entry in planned:
+                record = Path(entry.run) / "job.json"
+                atomic.write_json(record, read_json(record) | {"launch": launch})
+            ledger.append(ledger_path, planned)
+        except BaseException:
+            for run, owner in owners.items():
+                run_owner.release(run, owner)
+            raise
+        return submit_arrays(arrays, owners, ledger_path)
     finally:
         os.umask(umask)
-    return done
 
 
-def _script_of(folder: Path) -> Path | None:
-    return next(iter(sorted(folder.glob("*_submission.sh"))), None)
-
-
-def _resubmit_batch(
-    old: Path, entries: Sequence[Entry], ledger_path: Path, launch: str
-) -> list[Entry]:
-    from jobs.submit.executor import resubmit_script
-
+def _array(old: Path, entries: Sequence[Entry], launch: str) -> SlurmArray:
+    """The array that submits ``entries`` of the batch in folder ``old`` again."""
+    script = read_script(old) if entries[0].script else None
+    if script is None or not all((old / name).is_file() for name in FILES):
+        reason = "has no batch script to submit again"
+        if entries[0].job == ledger.LOCAL:
+            reason = "ran on the local launcher"
+        raise UserError(
+            f"{entries[0].name} {reason}; run its sweep again: it goes on "
+            "(hydra.launcher.resubmit=failed)."
+        )
     folder = old.with_name(f"{old.name.rpartition('-')[0]}-{launch}")
-    private_folder(folder)
-    script = _script_of(old)
-    assert script is not None
-    for name in ("task.sh", "health.sh"):
-        shutil.copy2(old / name, folder / name)
-    (folder / "runs.txt").write_text("".join(f"{entry.run}\n" for entry in entries))
-    text = script.read_text().replace(str(old), str(folder))
-    text = re.sub(
-        r"^#SBATCH --array=0-\d+%(\d+)$",
-        rf"#SBATCH --array=0-{len(entries) - 1}%\1",
-        text,
-        flags=re.MULTILINE,
-    )
-    now = time.time()
     planned = [
-        replace(e, launch=launch, script=str(folder), phase=ledger.PLANNED, job="", time=now)
-        for e in entries
+        replace(
+            entry,
+            launch=launch,
+            script=str(folder),
+            phase=ledger.PLANNED,
+            job="",
+            time=time.time(),
+        )
+        for entry in entries
     ]
-    for entry in planned:
-        record = read_json(Path(entry.run) / "job.json")
-        atomic.write_json(Path(entry.run) / "job.json", record | {"launch": launch})
-    ledger.append(ledger_path, planned)
-    ids = resubmit_script(folder, text, [Rank(entry.run) for entry in planned])
-    done = [
-        ledger.submitted(entry, job, time.time()) for entry, job in zip(planned, ids, strict=True)
-    ]
-    ledger.append(ledger_path, done)
-    return done
+    return SlurmArray(
+        folder=folder,
+        script=_without_ended_dependency(script),
+        launch=launch,
+        entries=tuple(planned),
+    )
+
+
+def _without_ended_dependency(script: Script) -> Script:
+    """``script`` without ``dependency`` once all jobs that it names have ended: Slurm refuses one
+    on a job that it has forgotten, and one that can never be satisfied would wait for ever.
+    """
+    parameters = dict(script.parameters)
+    extra: dict[str, Any] = dict(parameters.get("additional_parameters", {}))
+    for values in (parameters, extra):
+        dependency = str(values.get("dependency", ""))
+        jobs = re.findall(r":(\d+)", dependency)
+        if jobs and not _any_lives(jobs):
+            del values["dependency"]
+            sys.stdout.write(f"left out dependency={dependency}: these jobs have ended\n")
+    return replace(script, parameters=parameters | {"additional_parameters": extra})
+
+
+def _any_lives(jobs: Sequence[str]) -> bool:
+    queue = Slurm().queue(jobs) or {}
+    return any(job.state in ALIVE for job in queue.values())

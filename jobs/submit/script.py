@@ -28,7 +28,9 @@ class Script:
     """What Submitit's SlurmExecutor is given."""
 
     parameters: dict[str, Any]
-    """Arguments of ``SlurmExecutor.update_parameters``."""
+    """Arguments of ``SlurmExecutor.update_parameters``, plain values. ``setup`` lacks the lines
+    that set FOLDER and the launch: they differ in a resubmit, see ``executor.make_executor``.
+    """
     python: str
     """Shell text that Submitit puts before ``-u -m submitit.core._submit``: srun, the runtime, the
     interpreter.
@@ -62,7 +64,7 @@ def script_of(
     return Script(
         parameters=_parameters(shape, options, sweep)
         | {
-            "setup": _setup(shape, options, paths, python, flags, environment),
+            "setup": _setup(shape, options, python, flags, environment),
             "teardown": ["finish $?"],
             # our own srun: its log folder is the attempt's, known only to the script
             "use_srun": False,
@@ -74,7 +76,6 @@ def script_of(
 def _setup(
     shape: Shape,
     options: SlurmOptions,
-    paths: BatchPaths,
     python: str,
     flags: list[str],
     environment: dict[str, str],
@@ -82,8 +83,7 @@ def _setup(
     task = 'bash "$FOLDER/task.sh"'
     if flags:
         task = " ".join(["srun --overlap --nodes=1 --ntasks=1", *flags, task])
-    lines = [f"FOLDER={shlex.quote(str(paths.folder))}"]
-    lines += [f"PYTHON={shlex.quote(python)}"]
+    lines = [f"PYTHON={shlex.quote(python)}"]
     lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines += [*shape.cluster.setup, *(options.setup or [])]

@@ -13,24 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
+from jobs.ledger import Entry
+from jobs.ownership import living_owners
 from jobs.progress import Progress
 from jobs.slurm import Slurm
+from jobs.submit.arrays import SlurmArray, submit_arrays, write_array
 from jobs.submit.freeze import (
     batch_paths,
     entry_of,
+    files_of,
     freeze_run,
     job_record,
-    new_launch,
     private_folder,
-    write_batch,
 )
 from jobs.submit.options import SlurmOptions
-from jobs.submit.payload import Rank
 from jobs.submit.plan import JobBatch, SweepPlan
 from jobs.submit.preflight import cache_file
-from jobs.submit.script import script_of
+from jobs.submit.runtime import BatchPaths
+from jobs.submit.script import Script, script_of
 from jobs.submit.snapshot import copy_code, git_state, image_digest
-from trainer.base.errors import UserError
+from trainer.base import run_owner
+from trainer.base.run_owner import new_launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,77 +48,91 @@ class Submission:
     """This interpreter, for jobs without an image."""
 
 
-def submit(plan: SweepPlan, submission: Submission) -> list[ledger.Entry]:
-    """Freeze and submit every batch; returns the ledger's entries.
+def submit(plan: SweepPlan, submission: Submission) -> list[Entry]:
+    """Claim the run folders, freeze and submit every batch; returns the ledger's entries.
 
-    Raises UserError with sbatch's message when it refuses.
+    Raises UserError for a folder whose earlier launch lives, before anything is written; and with
+    sbatch's message when it refuses, see :func:`jobs.submit.arrays.submit_arrays`.
     """
     umask = os.umask(0o077)
     try:
         private_folder(submission.sweep_dir)
-        copy_code(submission.sweep_dir / "code")
         launch = new_launch()
         git = git_state()
-        return [
-            entry
-            for batch in plan.batches
-            for entry in _submit_batch(batch, submission, launch, git)
-        ]
+        arrays = [_array(batch, submission, launch, git) for batch in plan.batches]
+        owners = {
+            Path(entry.run): run_owner.new_owner(launch, run_owner.SLURM, entry.name)
+            for array in arrays
+            for entry in array.entries
+        }
+        run_owner.claim(owners, living_owners)
+        try:
+            copy_code(submission.sweep_dir / "code")
+            for batch, array in zip(plan.batches, arrays, strict=True):
+                _freeze_batch(batch, array, submission, git)
+            ledger.append(submission.ledger, [e for array in arrays for e in array.entries])
+        except BaseException:
+            for run, owner in owners.items():
+                run_owner.release(run, owner)
+            raise
+        return submit_arrays(arrays, owners, submission.ledger)
     finally:
         os.umask(umask)
 
 
-def _submit_batch(
+def _array(
     batch: JobBatch, submission: Submission, launch: str, git: Mapping[str, Any]
-) -> list[ledger.Entry]:
-    paths = batch_paths(batch, submission.sweep_dir, submission.options.submitit_folder, launch)
+) -> SlurmArray:
+    """The array of a batch. Writes nothing."""
+    paths = _paths(batch, submission, launch)
     now = time.time()
     entries = [
         entry_of(job, sweep=submission.sweep, launch=launch, script=str(paths.folder), now=now)
         for job in batch.jobs
     ]
+    return SlurmArray(
+        folder=paths.folder,
+        script=_script(batch, submission, paths, git),
+        launch=launch,
+        entries=tuple(entries),
+    )
+
+
+def _freeze_batch(
+    batch: JobBatch, array: SlurmArray, submission: Submission, git: Mapping[str, Any]
+) -> None:
+    """Write the run folders of a batch, and the files of its script."""
     image = image_of(batch)
-    with Progress("frozen", len(entries)) as progress:
-        for count, (job, entry) in enumerate(zip(batch.jobs, entries, strict=True), start=1):
+    with Progress("frozen", len(batch.jobs)) as progress:
+        for count, (job, entry) in enumerate(zip(batch.jobs, array.entries, strict=True), start=1):
             record = job_record(
                 job,
                 submission.options,
                 sweep=entry.sweep,
                 name=entry.name,
-                launch=launch,
+                launch=array.launch,
                 image=image,
                 git=git,
             )
             freeze_run(job, record)
             progress(count)
-    write_batch(batch, paths)
-    ledger.append(submission.ledger, entries)
-    executor = executor_of(batch, submission, launch, git)
-    try:
-        ids = executor.submit_runs([Rank(str(job.run)) for job in batch.jobs])
-    except Exception as error:  # Submitit wraps sbatch's message in its own error
-        raise UserError(f"sbatch refused batch {batch.name}: {str(error).strip()}") from error
-    done = [
-        ledger.submitted(entry, job, time.time()) for entry, job in zip(entries, ids, strict=True)
-    ]
-    ledger.append(submission.ledger, done)
-    return done
+    write_array(array, files_of(batch, _paths(batch, submission, array.launch)))
 
 
-def executor_of(
-    batch: JobBatch, submission: Submission, launch: str, git: Mapping[str, Any]
-) -> Any:
-    """A Submitit executor with the batch's script."""
-    from jobs.submit.executor import ArrayExecutor
+def _paths(batch: JobBatch, submission: Submission, launch: str) -> BatchPaths:
+    return batch_paths(batch, submission.sweep_dir, submission.options.submitit_folder, launch)
 
-    paths = batch_paths(batch, submission.sweep_dir, submission.options.submitit_folder, launch)
+
+def _script(
+    batch: JobBatch, submission: Submission, paths: BatchPaths, git: Mapping[str, Any]
+) -> Script:
     environment = {"WANDB_RUN_GROUP": submission.sweep}
     image = image_of(batch)
     if image:
         environment["PLIMSOLL_IMAGE_DIGEST"] = str(image["digest"])
     if git:
         environment["PLIMSOLL_GIT_COMMIT"] = str(git["commit"]) + ("-dirty" if git["dirty"] else "")
-    script = script_of(
+    return script_of(
         batch.shape,
         submission.options,
         paths,
@@ -123,13 +140,6 @@ def executor_of(
         interpreter=submission.python,
         environment=environment,
     )
-    executor = ArrayExecutor(
-        folder=paths.folder,
-        max_num_timeout=submission.options.max_num_timeout,
-        python=script.python,
-    )
-    executor.update_parameters(**script.parameters)
-    return executor
 
 
 def image_of(batch: JobBatch) -> dict[str, str]:
@@ -147,7 +157,7 @@ def scripts(plan: SweepPlan, submission: Submission) -> list[tuple[JobBatch, str
     launch = "0" * 12
     git = git_state()
     return [
-        (batch, executor_of(batch, submission, launch, git).text(len(batch.jobs)))
+        (batch, _array(batch, submission, launch, git).executor().text(len(batch.jobs)))
         for batch in plan.batches
     ]
 

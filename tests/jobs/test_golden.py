@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.submit.cluster_config import Cluster, Container
-from jobs.submit.executor import ArrayExecutor
+from jobs.submit.executor import make_executor
 from jobs.submit.options import SlurmOptions
 from jobs.submit.runtime import BatchPaths, task_script
 from jobs.submit.script import script_of
@@ -80,8 +80,7 @@ def rendered(name: str) -> dict[str, str]:
         interpreter="/venv/bin/python",
         environment={"WANDB_RUN_GROUP": "s1"},
     )
-    executor = ArrayExecutor(folder=PLACE.folder, python=script.python)
-    executor.update_parameters(**script.parameters)
+    executor = make_executor(script, PLACE.folder, "0" * 12)
     return {"batch": executor.text(7), "task": task_script(shape, PLACE)}
 
 

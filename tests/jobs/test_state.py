@@ -14,12 +14,13 @@ from jobs import ledger
 from jobs.__main__ import main
 from jobs.evidence import read_evidence, states_of
 from jobs.ledger import Entry
-from jobs.records import append_line, process_start
+from jobs.records import append_line
 from jobs.run_state import GRACE_S, FolderEvidence, state_of
 from jobs.slurm import JobInfo, Slurm, tasks_of
 from tests.jobs.conftest import put
 from trainer.base import atomic
 from trainer.base.errors import UserError
+from trainer.base.processes import process_start
 
 NOW = 1_000_000.0
 ENTRY = Entry(

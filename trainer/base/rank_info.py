@@ -17,6 +17,10 @@ ROLLOUT_NODES = "PLIMSOLL_ROLLOUT_NODES"
 """Number of nodes of a job, its last ones, that hold vLLM servers and no rank; the batch script
 sets it.
 """
+LAUNCH = "PLIMSOLL_LAUNCH"
+"""The launch that a batch script belongs to: only the owner of a run folder may begin an attempt
+(``trainer.base.run_owner``).
+"""
 ATTEMPT = "PLIMSOLL_ATTEMPT"
 """Number of the attempt, set by the launcher or the batch script."""
 _LAUNCHER_FIX = "set RANK, WORLD_SIZE and LOCAL_RANK together, or unset them all"

@@ -16,6 +16,7 @@
 
 # setup
 FOLDER='/runs/a sweep/.submitit/b'
+export PLIMSOLL_LAUNCH=000000000000
 PYTHON=/venv/bin/python
 export PLIMSOLL_ROLLOUT_NODES=0
 export WANDB_RUN_GROUP=s1

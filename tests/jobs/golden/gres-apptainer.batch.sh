@@ -23,6 +23,7 @@
 
 # setup
 FOLDER='/runs/a sweep/.submitit/b'
+export PLIMSOLL_LAUNCH=000000000000
 PYTHON=python3
 export PLIMSOLL_ROLLOUT_NODES=1
 export WANDB_RUN_GROUP=s1

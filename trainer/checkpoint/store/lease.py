@@ -13,9 +13,9 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.json_files import parse_object
+from trainer.base.run_owner import LEASE
 
 log = logging.getLogger(__name__)
-NAME = "lease.json"
 LINGER_S = 100.0
 """How long to wait for a lock that may outlive its holder: an NFSv4 server keeps the locks of a
 vanished machine for 90 s.
@@ -35,7 +35,7 @@ class Lease:
 
         At once when that process lives on this machine, else after ``linger_s`` seconds.
         """
-        self._fd = os.open(run_dir / NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd = os.open(run_dir / LEASE, os.O_RDWR | os.O_CREAT, 0o600)
         self._acquire(run_dir, linger_s)
         holder = {
             "host": socket.gethostname(),
