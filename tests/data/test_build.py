@@ -95,7 +95,7 @@ def test_every_gsm8k_answer_is_a_plain_number(shared: Path) -> None:
     """So that the reward never needs math-verify for a well-formed answer."""
     import json
 
-    from trainer.data.fields import final_answer
+    from trainer.data.truth import final_answer
     from trainer.rewards.maths import quick_maths
 
     for name in ("train", "test"):

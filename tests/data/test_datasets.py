@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.toy import encoder
-from trainer.base.data_files import expand
+from trainer.base.data_files import expand, split_of
 from trainer.base.errors import UserError
 from trainer.data import FileDataset, Keys, same_data_warning
 
@@ -233,6 +233,47 @@ def test_files_folders_and_globs(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             expand(pattern, "k")
+
+
+def test_a_folder_with_several_splits_is_read_by_split(tmp_path: Path) -> None:
+    names = ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")
+    one, two, test = (write(tmp_path / f"{name}.parquet", ROWS) for name in names)
+    assert expand(str(tmp_path), "data.train_files") == [one, two]
+    assert expand(str(tmp_path), "data.val_files") == [test]
+    assert expand(str(tmp_path / "train-*"), "data.train_files") == [one, two]
+    with pytest.raises(
+        UserError,
+        match=r"^data.train_files: .* matches files of several splits: 1 of test \(test-00000-of-"
+        r"00001.parquet\), 2 of train \(train-00000-of-00002.parquet\); name the files$",
+    ):
+        expand(str(tmp_path / "*.parquet"), "data.train_files")
+    validation = write(tmp_path / "gsm8k_dev.jsonl", ROWS)
+    assert expand(str(tmp_path), "data.train_files") == [one, two]
+    with pytest.raises(
+        UserError, match=r"data.val_files: the folder .* 1 of validation .gsm8k_dev"
+    ):
+        expand(str(tmp_path), "data.val_files")
+    validation.rename(tmp_path / "more.jsonl")
+    with pytest.raises(
+        UserError, match=r"data.train_files: the folder .* 1 of no split .more.json"
+    ):
+        expand(str(tmp_path), "data.train_files")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.jsonl", "train"),
+        ("my_data-TRAINING-1.parquet", "train"),
+        ("dev.json", "validation"),
+        ("eval 2.jsonl", "test"),
+        ("constraints.jsonl", None),
+        ("latest.jsonl", None),
+        ("train_test.jsonl", None),
+    ],
+)
+def test_a_split_is_a_word_of_its_own(name: str, split: str | None) -> None:
+    assert split_of(Path(name)) == split
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -52,8 +52,13 @@ def test_the_chat_template_wraps_texts_and_messages() -> None:
     assert (e.index, e.file, e.row, e.location) == (3, "f", 4, "f, row 4")
     messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]
     e = encoder(system_prompt="Be brief.").encode(sample(messages), index=0, file="f", row=0)
-    assert text(e.prompt_ids) == "<system>own<user>hi<assistant>"
+    assert text(e.prompt_ids) == "<system>own\n\nBe brief.<user>hi<assistant>"
     assert e.response_ids is None
+    e = encoder(system_prompt="Be brief.").encode(sample(messages[1:]), index=0, file="f", row=0)
+    assert text(e.prompt_ids) == "<system>Be brief.<user>hi<assistant>"
+    messages[0]["content"] = "Be brief. Be kind."
+    e = encoder(system_prompt="Be brief.").encode(sample(messages), index=0, file="f", row=0)
+    assert text(e.prompt_ids) == "<system>Be brief. Be kind.<user>hi<assistant>"
 
 
 def test_a_long_prompt_is_refused_with_what_to_type() -> None:
@@ -67,13 +72,29 @@ def test_a_long_prompt_is_refused_with_what_to_type() -> None:
 
 
 def test_truncation_cuts_prompts_on_its_side_and_responses_at_their_end() -> None:
-    cuts = {"left": "56789<assistant>", "right": "<user>123456789<", "middle": "<user>12sistant>"}
-    for side, expected in cuts.items():
-        e = encoder(max_prompt_length=16, max_response_length=4, truncation=side).encode(
+    cuts = [
+        ("left", 23, "er>123456789<assistant>"),
+        ("right", 23, "<user>123456<assistant>"),
+        ("middle", 23, "<user>123459<assistant>"),
+        ("right", 18, "<user>1<assistant>"),
+        ("middle", 18, "<us6789<assistant>"),
+        ("left", 12, "9<assistant>"),
+    ]
+    for side, limit, expected in cuts:
+        e = encoder(max_prompt_length=limit, max_response_length=4, truncation=side).encode(
             sample("123456789", "abcdefg"), index=0, file="f", row=0
         )
         assert text(e.prompt_ids) == expected
         assert text(e.response_ids) == "abcd"  # no end token: a cut answer doesn't teach to stop
+        assert e.cut_prompt and e.cut_response
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_a_limit_without_room_for_the_assistants_header_is_refused(side: str) -> None:
+    with pytest.raises(UserError, match=r"f, row 1: the chat template closes a prompt with 11 tok"):
+        encoder(max_prompt_length=11, truncation=side).encode(
+            sample("123456789"), index=0, file="f", row=1
+        )
 
 
 def test_a_long_response_is_refused_under_error() -> None:

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.data.toy import Toy
+from tests.data.toy import Toy, encoder
 from trainer.base.errors import UserError
-from trainer.data import Fingerprint, Loader, Position, check_samples, worker_count
+from trainer.data import (
+    FileDataset,
+    Fingerprint,
+    Keys,
+    Loader,
+    Position,
+    check_samples,
+    worker_count,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,10 +54,24 @@ def test_bad_rows_that_a_run_will_meet_are_found_before_it_begins(workers: int) 
         check_samples(toy, [149, 150, 150], num_workers=workers)
     ticks = iter(range(100))
     order = [*range(150), *range(151, 200), 150]  # a second for each 64: the bad one is not come to
-    assert (
-        check_samples(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks))
-        == 3 * 64
+    checked = check_samples(toy, order, num_workers=workers, limit_s=3.0, clock=lambda: next(ticks))
+    assert (checked.samples, checked.cut_prompts, checked.cut_responses) == (3 * 64, 0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_are_cut_are_counted(tmp_path: Path, workers: int) -> None:
+    rows = [{"prompt": "p" * (k % 7), "response": "r" * (k % 5)} for k in range(300)]
+    file = tmp_path / "d.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows if r["prompt"] and r["response"]))
+    cutting = encoder(
+        max_prompt_length=len("<user>pppp<assistant>"), max_response_length=4, truncation="right"
     )
+    dataset = FileDataset([file], Keys(response="response", answer_required=False), cutting)
+    checked = check_samples(dataset, range(len(dataset)), num_workers=workers)
+    kept = [r for r in rows if r["prompt"] and r["response"]]
+    assert checked.samples == len(kept) > 64
+    assert checked.cut_prompts == sum(len(r["prompt"]) > 4 for r in kept)
+    assert checked.cut_responses == sum(len(r["response"]) + 1 > 4 for r in kept)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -181,7 +203,7 @@ SCRIPT = """
 import json, sys
 from trainer.base import signals
 signals.install()
-from tests.data.toy import Toy
+from tests.data.toy import Toy, encoder
 from trainer.data import Loader
 loader = Loader(Toy(64), batch_size=4, num_workers=2, prefetch_factor=2)
 loader.start()

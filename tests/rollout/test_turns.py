@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data.templates import THINKING, tokenizer
 from tests.models.support import make_model
 from trainer.base.errors import UserError
-from trainer.models import load_model
+from trainer.data.chat_template import ChatTemplate
+from trainer.models import load_tokenizer, resolve
 from trainer.rollout import FinishedGroup, Group, Sample, Sampling
 from trainer.rollout.agent import AgentRunner, Conversation
 from trainer.rollout.hf import HfEngine
@@ -187,8 +189,9 @@ def test_agents_are_found_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["builtin:tiny"])
 def test_an_answer_is_rendered_as_the_template_would(source: str) -> None:
-    tokenizer = load_model(source, dtype=torch.float32, device=torch.device("cpu")).tokenizer
-    ids = ObservationTokens(tokenizer, max_length=8).ids("42")
+    tokenizer = load_tokenizer(resolve(source), source)
+    template = ChatTemplate(tokenizer)
+    ids = ObservationTokens(tokenizer, template, max_length=8).ids("42")
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "2 + 2"}]
     whole = tokenizer.apply_chat_template(
         [*turns, {"role": "tool", "content": "42"}], add_generation_prompt=True, tokenize=False
@@ -198,13 +201,36 @@ def test_an_answer_is_rendered_as_the_template_would(source: str) -> None:
         [*tokenizer(prompt + "2 + 2")["input_ids"], tokenizer.eos_token_id, *ids]
     )
     assert joined.replace(" ", "") == whole.replace(" ", "")
-    long = ObservationTokens(tokenizer, max_length=4).ids("1 2 3 4 5 6 7 8 9 " * 9)
+    long = ObservationTokens(tokenizer, ChatTemplate(tokenizer), max_length=4).ids(
+        "1 2 3 4 5 6 7 8 9 " * 9
+    )
     assert len(long) <= len(ids) + 4
 
 
+def test_a_template_that_changes_earlier_turns_still_appends_answers() -> None:
+    """Qwen3's writes an empty thought into a last turn: no rendered text is a prefix of a longer
+    one, but what comes after the end token is the same.
+    """
+    template = ChatTemplate(tokenizer(), THINKING)
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "2 + 2"}]
+    answer = {"role": "tool", "content": "42"}
+    rendered = template.render([*turns, answer], open_next=True)
+    assert not rendered.startswith(template.render(turns, open_next=False))
+    ids = ObservationTokens(tokenizer(), template, max_length=8).ids("42")
+    assert tokenizer().decode(ids) == (
+        "\n<|user|><tool_response>42</tool_response><|end|>\n<|assistant|>"
+    )
+    assert rendered.endswith(tokenizer().decode(ids))
+
+
 def test_a_template_without_later_turns_is_refused() -> None:
-    tokenizer = load_model(
-        "builtin:tiny", dtype=torch.float32, device=torch.device("cpu")
-    ).tokenizer
-    with pytest.raises(UserError, match="chat template knows no turn"):
-        ObservationTokens(tokenizer, max_length=8, template="{{ messages[0].content }}")
+    for template, reason in (
+        ("{{ messages[0].content }}", "leaves out earlier turns of the assistant"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "doesn't close .* <|end|>"),
+        (
+            "{% for m in messages[:2] %}{{ m.content }}<|end|>{% endfor %}",
+            "leaves out a message of role tool and leaves out a message of role user",
+        ),
+    ):
+        with pytest.raises(UserError, match=f"since the model's chat template {reason}"):
+            ObservationTokens(tokenizer(), ChatTemplate(tokenizer(), template), max_length=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from pathlib import Path
 
 import xxhash
@@ -13,6 +14,12 @@ from trainer.base.errors import UserError, nearest
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _SKIPPED = {"dataset_info.json", "state.json", "dataset_dict.json"}
 """Files that ``datasets`` writes next to its tables."""
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words in a file's name that say which split it holds, as ``datasets`` reads them."""
 _WHOLE = 64 << 20
 """Bytes up to which a file is read whole for its digest."""
 _PIECE = 1 << 20
@@ -22,7 +29,12 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
     """Files that ``patterns`` (files, folders, globs) name, in order; those of a folder or glob
     sorted by name.
 
-    Raises UserError naming ``key`` when something is missing, unreadable or of an unknown type.
+    Of a folder whose files are named after splits (``train-*``, ``test-*``),
+    ``data.train_files`` takes those of training, and another ``key`` those of validation or, if
+    there are none, of test.
+
+    Raises UserError naming ``key`` when something is missing, unreadable or of an unknown type, and
+    when files of several splits are meant of which the right ones can't be told.
     """
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -35,7 +47,10 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
             matches = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
             if not matches:
                 raise UserError(f"{key}: no file matches {path}")
-            files += [p for p in matches if p.is_file()]
+            found = [p for p in matches if p.is_file()]
+            if len(_by_split(found)) > 1:
+                raise _several_splits(f"{path} matches", found, key)
+            files += found
         else:
             raise UserError(f"{key}: there is no file {path}{_nearest_file(path)}")
     for path in files:
@@ -49,10 +64,46 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
 def _files_of_folder(folder: Path, key: str) -> list[Path]:
     files = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in _SKIPPED)
     if files:
-        return files
+        return _files_of_split(files, folder, key)
     folders = sorted(p.name for p in folder.iterdir() if p.is_dir())
     hint = f"; it has the folders {', '.join(folders)}: name one of them" if folders else ""
     raise UserError(f"{key}: the folder {folder} has no {'/'.join(SUFFIXES)} file{hint}")
+
+
+def split_of(path: Path) -> str | None:
+    """The split that a file's name mentions as a word of its own; None for none or several."""
+    words = set(re.split(r"[-._ 0-9]+", path.stem.lower()))
+    found = [split for split, names in SPLITS.items() if words & set(names)]
+    return found[0] if len(found) == 1 else None
+
+
+def _by_split(files: list[Path]) -> dict[str | None, list[Path]]:
+    splits: dict[str | None, list[Path]] = {}
+    for file in files:
+        splits.setdefault(split_of(file), []).append(file)
+    return splits
+
+
+def _files_of_split(files: list[Path], folder: Path, key: str) -> list[Path]:
+    """Those of the files of ``folder`` that belong to the split that ``key`` reads; all of them
+    when they are of one split or of none.
+    """
+    splits = _by_split(files)
+    if len(splits) == 1:
+        return files
+    wanted = ("train",) if key == "data.train_files" else ("validation", "test")
+    there = [split for split in wanted if split in splits]
+    if len(there) != 1 or None in splits:
+        raise _several_splits(f"the folder {folder} holds", files, key)
+    return splits[there[0]]
+
+
+def _several_splits(where: str, files: list[Path], key: str) -> UserError:
+    counts = [
+        f"{len(part)} of {split or 'no split'} ({part[0].name})"
+        for split, part in _by_split(files).items()
+    ]
+    return UserError(f"{key}: {where} files of several splits: {', '.join(counts)}; name the files")
 
 
 def _require_readable(path: Path, key: str) -> None:

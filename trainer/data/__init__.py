@@ -1,7 +1,8 @@
 """Data: from the ``data`` section to samples as tokens, in an order that a resumed run repeats.
 
 Read ``build`` first: from the settings to a data set and its loader. ``fields`` turns a file's row
-into a ``DataRow``, ``encode`` turns that into tokens and checks them (``truncate`` cuts),
+into a ``DataRow`` (``messages`` reads chats, ``truth`` right answers), ``encode`` turns that into
+tokens and checks them (``chat_template`` and ``conversation`` write turns, ``truncate`` cuts),
 ``dataset`` numbers the rows of several files and ``arithmetic`` makes up sums. ``loader`` yields
 batches in the order of ``order``; ``collate`` and ``batch`` make them ragged arrays; ``data_check``
 refuses samples that can't be trained on.

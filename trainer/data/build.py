@@ -26,8 +26,8 @@ def make_datasets(
     ``vocabulary``: the model's number of tokens. Raises UserError for anything wrong with keys or
     files.
     """
-    # A user's reward function may do without right answers.
-    answer_required = None if config.custom_reward_function.path is None else False
+    # A user's reward function may do without right answers, and gets them as they are.
+    maths_rule = config.custom_reward_function.path is None
     train, val = (
         make_dataset(
             config.data,
@@ -35,7 +35,7 @@ def make_datasets(
             split=split,
             mode=config.trainer.mode,
             vocabulary=vocabulary,
-            answer_required=answer_required,
+            maths_rule=maths_rule,
             local_ranks=local_ranks,
         )
         for split in get_args(Split)
@@ -58,15 +58,15 @@ def make_dataset(
     split: Split,
     mode: Literal["sft", "rl"],
     vocabulary: int | None = None,
-    answer_required: bool | None = None,
+    maths_rule: bool = True,
     arithmetic: ArithmeticSettings | None = None,
     local_ranks: int = 1,
 ) -> Dataset | None:
     """The training or validation data; None when validation has none.
 
-    ``vocabulary`` is the model's. ``answer_required`` (default: in RL) makes a row without a right
-    answer an error; pass False when a user's reward function does without. Raises UserError for
-    anything wrong with keys or files.
+    ``vocabulary`` is the model's. With the ``maths_rule`` each row needs a right answer in RL, and
+    every right answer must be one that the rule can compare with; a user's reward function gets
+    what the row has. Raises UserError for anything wrong with keys or files.
     """
     encoder = Encoder(tokenizer, _encode_settings(data, vocabulary))
     limit = data.train_max_samples if split == "train" else data.val_max_samples
@@ -83,10 +83,9 @@ def make_dataset(
     patterns = _patterns(data, split)
     if not patterns:
         return None
-    required = mode == "rl" if answer_required is None else answer_required
     return FileDataset(
         expand(patterns, key),
-        _keys(data, mode, answer_required=required),
+        _keys(data, mode, maths_rule=maths_rule),
         encoder,
         key=key,
         limit=limit,
@@ -119,12 +118,13 @@ def _encode_settings(data: Data, vocabulary: int | None) -> EncodeSettings:
     )
 
 
-def _keys(data: Data, mode: Literal["sft", "rl"], *, answer_required: bool) -> Keys:
+def _keys(data: Data, mode: Literal["sft", "rl"], *, maths_rule: bool) -> Keys:
     return Keys(
         prompt=data.prompt_key,
         response=data.response_key if mode == "sft" else None,
         answer=data.answer_key,
-        answer_required=answer_required,
+        answer_required=maths_rule and mode == "rl",
+        maths_rule=maths_rule,
         data_source=data.data_source_key,
     )
 

@@ -13,9 +13,9 @@ from trainer.data.example import Example
 def to_sft_batch(examples: Sequence[Example]) -> Batch:
     """Prompts with their responses, laid end to end.
 
-    Columns [tokens]: ``input_ids`` int64, ``loss_mask`` bool (True on the response with its end
-    token). Rows [sequences]: ``prompt_lengths`` int64, ``ids`` int64 (index in the data set).
-    Raises ValueError for a sample without response.
+    Columns [tokens]: ``input_ids`` int64, ``loss_mask`` bool (True on the assistant's turns of the
+    response with their end tokens). Rows [sequences]: ``prompt_lengths`` int64, ``ids`` int64
+    (index in the data set). Raises ValueError for a sample without response.
     """
     ids = []
     masks = []
@@ -25,6 +25,8 @@ def to_sft_batch(examples: Sequence[Example]) -> Batch:
         tokens = example.prompt_ids + example.response_ids
         mask = torch.ones(len(tokens), dtype=torch.bool)
         mask[: len(example.prompt_ids)] = False
+        if example.response_mask is not None:
+            mask[len(example.prompt_ids) :] = torch.tensor(example.response_mask)
         ids.append(torch.tensor(tokens, dtype=torch.int64))
         masks.append(mask)
     return Batch.from_sequences(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.data.chat_template import ChatTemplate, TemplateError, read_template
+from trainer.data.conversation import Turns, answer_turns
 from trainer.data.example import Example
-from trainer.data.fields import DataRow, Message
+from trainer.data.fields import DataRow
+from trainer.data.messages import Message
 from trainer.data.truncate import Truncation, truncate
 
 
@@ -38,35 +40,15 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Any, settings: EncodeSettings) -> None:
-        self._tokenizer = tokenizer
         self._settings = settings
-        self._template = read_template(settings.chat_template)
+        self._template = ChatTemplate(
+            tokenizer, read_template(settings.chat_template), settings.template_kwargs
+        )
         self._vocabulary = len(tokenizer) if settings.vocabulary is None else settings.vocabulary
-        if self._template is None and not getattr(tokenizer, "chat_template", None):
-            raise UserError(
-                "the model's tokenizer has no chat template; set data.chat_template to a Jinja "
-                "text or file, such as "
-                '"{% for m in messages %}{{ m.content }}{% endfor %}" for plain text'
-            )
 
     def prompt_ids(self, prompt: str | list[Message], location: str) -> list[int]:
         """Tokens of a prompt, ready for the answer to follow; not yet truncated."""
-        messages: list[Message] = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        )
-        if isinstance(prompt, str) and self._settings.system_prompt is not None:
-            messages = [{"role": "system", "content": self._settings.system_prompt}, *messages]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self._settings.template_kwargs,
-            )
-        except Exception as e:  # Jinja runs the template's own code, which may raise anything
-            raise UserError(f"{location}: the chat template failed: {type(e).__name__}: {e}") from e
-        return self._tokens(text)
+        return self._template.ids(self._render(self._messages(prompt, location), location))
 
     def prompt_fits(self, sample: DataRow, location: str) -> bool:
         """Whether the prompt keeps to ``data.max_prompt_length``."""
@@ -77,18 +59,12 @@ class Encoder:
         to type.
         """
         location = f"{file}, row {row}"
-        settings = self._settings
-        prompt = self.prompt_ids(sample.prompt, location)
-        if len(prompt) > settings.max_prompt_length:
-            if settings.truncation == "error":
-                raise UserError(
-                    f"{location}: the prompt has {len(prompt)} tokens, data.max_prompt_length is "
-                    f"{settings.max_prompt_length}. Type data.max_prompt_length={len(prompt)}, "
-                    "data.filter_overlong_prompts=True to leave such prompts out, or "
-                    "data.truncation=left|right|middle to cut them"
-                )
-            prompt = truncate(prompt, settings.max_prompt_length, settings.truncation)
-        response = None if sample.response is None else self._response(sample.response, location)
+        messages = self._messages(sample.prompt, location)
+        text = self._render(messages, location)
+        whole_prompt = self._template.ids(text)
+        prompt = self._cut_prompt(whole_prompt, messages, text, location)
+        answer = self._answer(sample, messages, whole_prompt, location)
+        response = None if answer is None else self._cut_response(answer.ids, location)
         example = Example(
             prompt_ids=prompt,
             response_ids=response,
@@ -98,13 +74,90 @@ class Encoder:
             file=file,
             row=row,
             extra_info=sample.extra_info,
+            response_mask=_mask(answer, response),
+            cut_prompt=len(prompt) < len(whole_prompt),
+            cut_response=answer is not None and len(response or []) < len(answer.ids),
         )
         require_valid_tokens(example, self._vocabulary)
         return example
 
-    def _response(self, text: str, location: str) -> list[int]:
+    def _messages(self, prompt: str | list[Message], location: str) -> list[Message]:
+        """The prompt as messages, with ``data.system_prompt``. Raises UserError for texts that went
+        through a chat template before.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        for message in messages:
+            if message["role"] != "assistant" and self._template.is_templated(message["content"]):
+                raise UserError(
+                    f"{location}: the prompt begins as the chat template writes it "
+                    f"({message['content'].strip()[:40]!r}), so it would be templated twice. Give "
+                    "the bare text or a list of messages; data.chat_template="
+                    "'{% for m in messages %}{{ m.content }}{% endfor %}' takes texts as they are"
+                )
+        system = self._settings.system_prompt
+        if system is None:
+            return messages
+        if messages[0]["role"] != "system":
+            return [{"role": "system", "content": system}, *messages]
+        own = messages[0]["content"]
+        both = own if system in own else f"{own}\n\n{system}"
+        return [{**messages[0], "content": both}, *messages[1:]]
+
+    def _render(self, messages: list[Message], location: str) -> str:
+        try:
+            return self._template.render(messages, open_next=True)
+        except Exception as e:  # Jinja runs the template's own code, which may raise anything
+            raise UserError(f"{location}: the chat template failed: {type(e).__name__}: {e}") from e
+
+    def _cut_prompt(
+        self, ids: list[int], messages: list[Message], text: str, location: str
+    ) -> list[int]:
+        """At most ``data.max_prompt_length`` of the prompt's tokens. What the template writes
+        behind the last message is always kept: the model would not know that it is its turn.
+        """
+        limit = self._settings.max_prompt_length
+        side = self._settings.truncation
+        if len(ids) <= limit:
+            return ids
+        if side == "error":
+            raise UserError(
+                f"{location}: the prompt has {len(ids)} tokens, data.max_prompt_length is "
+                f"{limit}. Type data.max_prompt_length={len(ids)}, "
+                "data.filter_overlong_prompts=True to leave such prompts out, or "
+                "data.truncation=left|right|middle to cut them"
+            )
+        tail_text = self._template.tail(messages, text)
+        tail = self._template.ids(tail_text)
+        if len(tail) >= limit:
+            raise UserError(
+                f"{location}: the chat template closes a prompt with {len(tail)} tokens, which "
+                f"leaves no room in data.max_prompt_length={limit}; raise it"
+            )
+        if side == "left" or (side == "middle" and limit - limit // 2 >= len(tail)):
+            return truncate(ids, limit, side)
+        body = self._template.ids(text.removesuffix(tail_text))
+        return [*truncate(body, limit - len(tail), side), *tail]
+
+    def _answer(
+        self, sample: DataRow, messages: list[Message], prompt_ids: list[int], location: str
+    ) -> Turns | None:
+        """The answer to learn, not yet truncated; None without one."""
+        if sample.response is not None:
+            ids = self._template.turn_ids(sample.response)
+            return Turns(ids, [True] * len(ids))
+        if sample.turns is None:
+            return None
+        try:
+            return answer_turns(self._template, messages, prompt_ids, sample.turns)
+        except Exception as e:
+            reason = str(e) if isinstance(e, TemplateError) else f"failed: {type(e).__name__}: {e}"
+            raise UserError(
+                f"{location}: the conversation can't be built, since the chat template {reason}. "
+                "Set data.chat_template to one that appends turns"
+            ) from e
+
+    def _cut_response(self, ids: list[int], location: str) -> list[int]:
         limit = self._settings.max_response_length
-        ids = [*self._tokens(text), int(self._tokenizer.eos_token_id)]
         if len(ids) > limit and self._settings.truncation == "error":
             raise UserError(
                 f"{location}: the response has {len(ids)} tokens with its end token, "
@@ -113,9 +166,12 @@ class Encoder:
             )
         return truncate(ids, limit, "right")
 
-    def _tokens(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+
+def _mask(answer: Turns | None, response: list[int] | None) -> list[bool] | None:
+    """Which tokens of ``response`` are trained; None: all."""
+    if answer is None or response is None or all(answer.mask):
+        return None
+    return answer.mask[: len(response)]
 
 
 def require_valid_tokens(example: Example, vocabulary: int) -> None:
@@ -136,19 +192,3 @@ def require_valid_tokens(example: Example, vocabulary: int) -> None:
                 f"of {vocabulary}. Model and tokenizer don't fit: use the tokenizer of "
                 "actor_rollout_ref.model.path"
             )
-
-
-def read_template(value: str | None) -> str | None:
-    """``data.chat_template``: the text itself, or that of the file it names.
-
-    Raises UserError for neither.
-    """
-    if value is None or "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except OSError as e:
-        raise UserError(
-            f"data.chat_template: {value} is neither a Jinja text nor a readable file "
-            f"({e.strerror})"
-        ) from e

@@ -13,7 +13,9 @@ class Example:
     prompt_ids: list[int]
     """The prompt in the chat template, up to where the answer begins; never empty."""
     response_ids: list[int] | None
-    """The answer to learn (SFT), with its end token unless it was truncated; None in RL."""
+    """The answer to learn (SFT), with its end token unless it was truncated; None in RL. Of several
+    turns: all of them, with what others said between.
+    """
     ground_truth: Any
     """The right answer, or None."""
     data_source: str
@@ -28,6 +30,12 @@ class Example:
     """
     extra_info: dict[str, Any] = field(default_factory=dict)
     """The row's ``extra_info``, which reward functions get."""
+    response_mask: list[bool] | None = None
+    """True for tokens of ``response_ids`` that are the assistant's. None: all are."""
+    cut_prompt: bool = False
+    """The prompt was cut to ``data.max_prompt_length``."""
+    cut_response: bool = False
+    """The response was cut to ``data.max_response_length``."""
 
     @property
     def location(self) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.base.errors import UserError, nearest
+from trainer.data.messages import Message, read_answer, read_prompt, refuse_media
+from trainer.data.truth import rule_truth
 
-Message = dict[str, Any]
 VERL_ANSWER = "reward_model.ground_truth"
 """The field that verl's data preparation uses for the right answer."""
 
@@ -24,6 +25,10 @@ class Keys:
     """None: no right answer is needed."""
     answer_required: bool = True
     data_source: str = "data_source"
+    maths_rule: bool = True
+    """The built-in rule judges: right answers must be such that it can. False: a user's function
+    gets them as they are.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class DataRow:
     ground_truth: Any
     data_source: str
     extra_info: dict[str, Any]
+    turns: list[Message] | None = None
+    """The answer as messages, the first of them the assistant's; ``response`` is then None."""
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
@@ -52,24 +59,20 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def final_answer(answer: Any) -> Any:
-    """GSM8K's answer after its last ``####``, without thousands commas; other answers unchanged."""
-    if isinstance(answer, str) and "####" in answer:
-        return answer.rsplit("####", 1)[1].strip().replace(",", "")
-    return answer
-
-
 def read_row(row: Mapping[str, Any], keys: Keys, location: str, default_source: str) -> DataRow:
     """The contents of ``row``.
 
     Raises UserError that names ``location`` (file and row), the field, and what to type.
     """
-    prompt = _prompt(_field(row, keys.prompt, "data.prompt_key", location), keys.prompt, location)
-    response = None
+    refuse_media(row, location)
+    prompt = read_prompt(
+        _field(row, keys.prompt, "data.prompt_key", location), keys.prompt, location
+    )
+    answer: str | list[Message] | None = None
     if keys.response is not None:
-        response = _text(
-            _field(row, keys.response, "data.response_key", location), keys.response, location
-        )
+        prompt, answer = _with_answer(row, prompt, keys, location)
+    if not isinstance(prompt, str):
+        _require_prompt(prompt, keys.prompt, location)
     try:
         source = lookup(row, keys.data_source)
     except KeyError:
@@ -77,21 +80,45 @@ def read_row(row: Mapping[str, Any], keys: Keys, location: str, default_source: 
     extra = row.get("extra_info")
     return DataRow(
         prompt=prompt,
-        response=response,
-        ground_truth=final_answer(_answer(row, keys, location)),
+        response=answer if isinstance(answer, str) else None,
+        turns=answer if isinstance(answer, list) else None,
+        ground_truth=_answer(row, keys, location),
         data_source=default_source if source is None else str(source),
         extra_info=dict(extra) if isinstance(extra, Mapping) else {},
     )
 
 
+def _with_answer(
+    row: Mapping[str, Any], prompt: str | list[Message], keys: Keys, location: str
+) -> tuple[str | list[Message], str | list[Message]]:
+    """Prompt and answer of a sample to learn. Without a response field, messages are a whole
+    conversation, and their answer begins with the assistant's first turn.
+    """
+    key = keys.response or ""
+    try:
+        value = lookup(row, key)
+    except KeyError:
+        value = None
+    if value is not None:
+        return prompt, read_answer(value, key, location)
+    if isinstance(prompt, list):
+        roles = [message["role"] for message in prompt]
+        if "assistant" in roles:
+            first = roles.index("assistant")
+            return prompt[:first], prompt[first:]
+    return prompt, read_answer(_field(row, key, "data.response_key", location), key, location)
+
+
 def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:
     if keys.answer is None:
         return None
+    key = keys.answer
     try:
-        value = lookup(row, keys.answer)
+        value = lookup(row, key)
     except KeyError:
+        key = VERL_ANSWER
         try:
-            value = lookup(row, VERL_ANSWER)
+            value = lookup(row, key)
         except KeyError:
             if keys.answer_required:
                 raise _missing(row, keys.answer, "data.answer_key", location) from None
@@ -99,10 +126,11 @@ def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:
     empty = value is None or (isinstance(value, str) and not value.strip())
     if empty and keys.answer_required:
         raise UserError(
-            f"{location}: field '{keys.answer}' is empty; every prompt needs a right answer. "
-            "Remove the row"
+            f"{location}: field '{key}' is empty; every prompt needs a right answer. Remove the row"
         )
-    return value
+    if empty or not keys.maths_rule:
+        return value
+    return rule_truth(value, key, location)
 
 
 def _field(row: Mapping[str, Any], key: str, setting: str, location: str) -> Any:
@@ -123,53 +151,15 @@ def _missing(row: Mapping[str, Any], key: str, setting: str, location: str) -> U
     )
 
 
-def _text(value: Any, key: str, location: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{location}: field '{key}' must be a text, found {_kind(value)}")
-    if not value.strip():
-        raise UserError(f"{location}: field '{key}' is empty; fill it in or remove the row")
-    return value
-
-
-def _prompt(value: Any, key: str, location: str) -> str | list[Message]:
-    if isinstance(value, str):
-        return _text(value, key, location)
-    if not isinstance(value, list):
-        raise UserError(
-            f"{location}: field '{key}' must be a text or a list of chat messages, found "
-            f"{_kind(value)}"
-        )
-    if not value:
-        raise UserError(f"{location}: field '{key}' is empty; fill it in or remove the row")
-    messages: list[Message] = []
-    for k, message in enumerate(value):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise UserError(
-                f"{location}: field '{key}', message {k} must have 'role' and 'content', found "
-                f"{_kind(message)}"
-            )
-        if not isinstance(message["content"], str):
-            raise UserError(
-                f"{location}: field '{key}', message {k}: content must be a text; images aren't "
-                "supported"
-            )
-        # Arrow fills absent keys with nulls.
-        messages.append({name: part for name, part in message.items() if part is not None})
+def _require_prompt(messages: list[Message], key: str, location: str) -> None:
+    """Raise UserError for messages that no answer can follow."""
     if not any(m["content"].strip() for m in messages if m["role"] == "user"):
         raise UserError(
-            f"{location}: field '{key}' has no user message with text; fill it in or remove the row"
+            f"{location}: field '{key}' has no user message with text before the answer; fill it "
+            "in or remove the row"
         )
     if messages[-1]["role"] == "assistant":
         raise UserError(
             f"{location}: field '{key}' ends with an assistant message; a prompt ends where the "
             "answer begins. Move that message to the response field"
         )
-    return messages
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"an object with {', '.join(map(str, value)) or 'no fields'}"
-    if value is None:
-        return "nothing (null)"
-    return f"{type(value).__name__} {str(value)[:40]!r}"

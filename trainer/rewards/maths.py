@@ -42,23 +42,25 @@ def quick_maths(solution: str, ground_truth: Any) -> float | None:
     """Compare plain numbers after ``####``: 1.0 if they are equal, 0.0 if not; None when the answer
     or the truth is not a plain number.
 
-    An answer with nothing after ``####`` is wrong.
+    An answer with nothing after ``####`` is wrong. Of a list of truths one is enough.
     """
     answer = final_text(solution)
     if answer is None:
         return None
     if not answer:
         return 0.0
-    expected = number(str(ground_truth))
+    expected = [number(str(truth)) for truth in _truths(ground_truth)]
     actual = number(answer)
-    if expected is None or actual is None:
+    if actual is None:
         return None
-    return float(expected == actual)
+    if actual in expected:
+        return 1.0
+    return None if None in expected else 0.0
 
 
 def slow_maths(solution: str, ground_truth: Any) -> float:
-    """Score with math-verify: 1.0 or 0.0. Called in a worker process that can be killed, since
-    hostile input may take forever.
+    """Score with math-verify: 1.0 or 0.0; of a list of truths one is enough. Called in a worker
+    process that can be killed, since hostile input may take forever.
 
     Its own time limits are switched off: they use SIGALRM, which only works in a main thread.
     """
@@ -68,17 +70,25 @@ def slow_maths(solution: str, ground_truth: Any) -> float:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     answer = final_text(solution)
     text = solution[-_MAX_CHARS:] if answer is None else answer[:_MAX_CHARS]
-    expected = parse(_in_dollars(str(ground_truth)), parsing_timeout=None)
     actual = parse(text if answer is None else _in_dollars(text), parsing_timeout=None)
-    if not expected or not actual:
+    if not actual:
         return 0.0
-    return float(verify(expected, actual, timeout_seconds=None))
+    for truth in _truths(ground_truth):
+        expected = parse(_in_dollars(str(truth)), parsing_timeout=None)
+        if expected and verify(expected, actual, timeout_seconds=None):
+            return 1.0
+    return 0.0
 
 
 def maths(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     """Score with the rule in this process, without a time limit; ``Scorer`` has one."""
     quick = quick_maths(solution_str, ground_truth)
     return slow_maths(solution_str, ground_truth) if quick is None else quick
+
+
+def _truths(ground_truth: Any) -> list[Any]:
+    """All right answers: a list is taken as several of them."""
+    return list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
 
 
 def _in_dollars(text: str) -> str:

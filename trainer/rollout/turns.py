@@ -10,7 +10,7 @@ import torch
 
 from trainer.config.schema import Data
 from trainer.config.schema.rollout import Agent
-from trainer.data.encode import read_template
+from trainer.data.chat_template import ChatTemplate, read_template
 from trainer.rollout.agent import AgentRunner, Conversation, Message
 from trainer.rollout.load_agent import load_agent
 from trainer.rollout.protocol import FinishedGroup, Generation, Group, RolloutEngine, Sample
@@ -64,11 +64,11 @@ class MultiTurnGenerator:
         runner = AgentRunner(
             load_agent(agent.name, agent.path), name=agent.name, timeout_s=agent.turn_timeout_s
         )
+        template = ChatTemplate(
+            tokenizer, read_template(data.chat_template), data.apply_chat_template_kwargs
+        )
         observations = ObservationTokens(
-            tokenizer,
-            max_length=agent.max_observation_length,
-            template=read_template(data.chat_template),
-            kwargs=data.apply_chat_template_kwargs,
+            tokenizer, template, max_length=agent.max_observation_length
         )
         return cls(
             engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.algorithms import KlController, make_kl_controller
@@ -46,7 +47,8 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
     train_data, val_data = make_datasets(
         config, model.tokenizer, vocabulary=model.shape.vocab, local_ranks=world.local_size
     )
-    require_judgeable(config, val_data)
+    val_examples = all_examples(val_data)
+    require_judgeable(config, val_examples)
     reference = make_reference(config, model)
     settings = EngineSettings.from_config(roles.actor, world.device)
     selftest.run(settings, world)
@@ -58,7 +60,7 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
         engine=Engine(model.model, settings, world),
         reference=reference,
         train_data=train_data,
-        val_examples=all_examples(val_data),
+        val_examples=val_examples,
         loader=make_loader(config.data, train_data, split="train", local_ranks=world.local_size),
         scorer=Scorer.from_config(config, local_ranks=world.local_size),
         objective=make_objective(config),
@@ -68,7 +70,11 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
         cost_model=training_cost(roles.model, model),
         kl_controller=kl_controller(config.algorithm.kl_ctrl),
         timers=make_timers(world.device),
-        notes=[*no_effect_hints(config), *overlap_warnings(train_data, val_data)],
+        notes=[
+            *no_effect_hints(config),
+            *overlap_warnings(train_data, val_data),
+            *truncation_notes(config, val_examples),
+        ],
     )
     add_rollouts(ctx, validates=val_data is not None)
     prepare_planner(ctx)
@@ -146,18 +152,19 @@ def all_examples(dataset: Dataset | None) -> list[Example]:
     return [] if dataset is None else [dataset[i] for i in range(len(dataset))]
 
 
-def require_judgeable(config: Config, val_data: Dataset | None) -> None:
-    """Raise UserError for validation data whose answers no reward can judge."""
-    if val_data is None or config.custom_reward_function.path is not None:
+def require_judgeable(config: Config, val_examples: Sequence[Example]) -> None:
+    """Raise UserError for validation samples whose answers the built-in rule can't judge."""
+    if config.custom_reward_function.path is not None or config.trainer.mode == "rl":
         return
-    if config.trainer.mode == "rl" or val_data[0].ground_truth is not None:
-        return
-    raise UserError(
-        f"data.val_files: {val_data[0].location} has no field '{config.data.answer_key}' "
-        "(data.answer_key), so nobody can judge what the model answers. Set data.answer_key to "
-        "the field that holds the right answer, custom_reward_function.path to a function that "
-        "does without, or data.val_files=null"
-    )
+    for example in val_examples:
+        if example.ground_truth is not None:
+            continue
+        raise UserError(
+            f"data.val_files: {example.location} has no field '{config.data.answer_key}' "
+            "(data.answer_key), or an empty one, so nobody can judge what the model answers. Set "
+            "data.answer_key to the field that holds the right answer, "
+            "custom_reward_function.path to a function that does without, or data.val_files=null"
+        )
 
 
 def overlap_warnings(train_data: Dataset, val_data: Dataset | None) -> list[str]:
@@ -166,3 +173,14 @@ def overlap_warnings(train_data: Dataset, val_data: Dataset | None) -> list[str]
         return []
     warning = same_data_warning(train_data, val_data)
     return [f"[WARNING] {warning}"] if warning else []
+
+
+def truncation_notes(config: Config, val_examples: Sequence[Example]) -> list[str]:
+    """How many validation prompts are cut, if any."""
+    cut = sum(example.cut_prompt for example in val_examples)
+    if not cut:
+        return []
+    return [
+        f"data.truncation={config.data.truncation} cuts {cut:,} of {len(val_examples):,} "
+        "validation prompts"
+    ]

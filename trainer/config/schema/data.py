@@ -33,9 +33,11 @@ class Data(Section):
     val_files: Annotated[Text | Files | None, LOCAL_PATH, MAY_CHANGE]
     """JSONL or Parquet files, folders or globs to validate on."""
     prompt_key: Text
-    """Field that holds the prompt: a text or a list of chat messages."""
+    """Field that holds the prompt: a text or a list of chat messages; in SFT also a whole
+    conversation.
+    """
     response_key: Text
-    """Field that holds the answer to learn (SFT)."""
+    """Field that holds the answer to learn (SFT): a text or a list of chat messages."""
     answer_key: Text
     """Field that holds the right answer, handed to the reward (RL)."""
     data_source_key: Text
@@ -71,7 +73,7 @@ class Data(Section):
     use_packed_dataset: bool
     """Ragged columns without padding. The only way there is."""
     system_prompt: str | None
-    """System message put before prompts that are a plain text."""
+    """System message put before every prompt; added to the prompt's own if it has one."""
     chat_template: str | None
     """Jinja template that replaces the tokenizer's own, or the path of a file that holds one."""
     apply_chat_template_kwargs: dict[str, Any]

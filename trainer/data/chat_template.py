@@ -1,0 +1,171 @@
+"""A chat template as text and tokens: prompts, and what stands between two turns of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.base.errors import UserError
+from trainer.data.messages import Message
+
+PROBE = "=plimsoll=42="
+"""A content by which the parts of a rendered text are found."""
+_QUESTION: Message = {"role": "user", "content": "?"}
+
+
+class TemplateError(ValueError):
+    """The template does something that turns can't be built with; the message says what."""
+
+
+class ChatTemplate:
+    """The chat template of ``data.chat_template``, or the tokenizer's own.
+
+    Turns are appended to the ones before as tokens and never rendered again: templates such as
+    Qwen3's change earlier turns.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``template``: the Jinja text that replaces the tokenizer's own. ``variables``: those of
+        ``data.apply_chat_template_kwargs``.
+
+        Raises UserError when neither the setting nor the tokenizer has a template.
+        """
+        self._tokenizer = tokenizer
+        self._options = {**(variables or {}), "chat_template": template}
+        own = getattr(tokenizer, "chat_template", None)
+        if template is None and not own:
+            raise UserError(
+                "the model's tokenizer has no chat template; set data.chat_template to a Jinja "
+                f"text or file, such as {_plain_template(tokenizer)} for plain text"
+            )
+        self.marks_generation = "{% generation" in str(template or own).replace("{%-", "{%")
+        """Whether the template marks what the assistant wrote."""
+        self._marks: frozenset[str] | None = None
+        self._wrapper = ("", "")
+
+    def render(self, messages: Sequence[Message], *, open_next: bool) -> str:
+        """``messages`` as text; ``open_next`` adds the header of the assistant's next turn.
+
+        Raises whatever the template's own code raises.
+        """
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=open_next, tokenize=False, **self._options
+        )
+        return text
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a rendered text."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def turn_ids(self, content: str) -> list[int]:
+        """Token ids of a turn of the model: ``content``, closed by exactly one end token."""
+        end = getattr(self._tokenizer, "eos_token", None)
+        text = content
+        while end and text.rstrip().endswith(end):
+            text = text.rstrip().removesuffix(end)
+        return [*self.ids(text), int(self._tokenizer.eos_token_id)]
+
+    def marked_ids(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Token ids of ``messages``, and whether the template marks each as the assistant's."""
+        rendered = self._tokenizer.apply_chat_template(
+            list(messages),
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **self._options,
+        )
+        return list(rendered["input_ids"]), [bool(m) for m in rendered["assistant_masks"]]
+
+    def between(self, messages: Sequence[Message]) -> str:
+        """The text from behind the end token of a turn of the model, over ``messages`` of others,
+        to where the model's next turn begins.
+
+        Raises TemplateError when the template doesn't show where a turn ends.
+        """
+        turns = [_QUESTION, {"role": "assistant", "content": PROBE}, *messages]
+        text = self.render(turns, open_next=True)
+        if PROBE not in text:
+            raise TemplateError("leaves out earlier turns of the assistant")
+        rest = text[text.index(PROBE) + len(PROBE) :]
+        end = str(self._tokenizer.eos_token)
+        closing, found, after = rest.partition(end)
+        if not found or closing.strip():
+            raise TemplateError(f"doesn't close the assistant's turn with the end token {end}")
+        return after
+
+    def rendered_turn(self, messages: Sequence[Message]) -> str:
+        """The text of the last of ``messages``, the assistant's, up to its end token.
+
+        Raises TemplateError when the template doesn't write it behind its own header.
+        """
+        before = self.render(messages[:-1], open_next=True)
+        whole = self.render(messages, open_next=False)
+        end = str(self._tokenizer.eos_token)
+        if not whole.startswith(before) or end not in whole[len(before) :]:
+            raise TemplateError("doesn't write this turn behind its header and close it")
+        turn = whole[len(before) :]
+        return turn[: turn.rindex(end)]
+
+    def tail(self, messages: Sequence[Message], text: str) -> str:
+        """The end of the rendered ``text`` of a prompt behind its last message's content: its
+        closing and the header of the assistant's turn.
+        """
+        last = messages[-1]
+        marked = [*messages[:-1], {**last, "content": last["content"] + PROBE}]
+        tail = self.render(marked, open_next=True).rpartition(PROBE)[2]
+        return tail if text.endswith(tail) else ""
+
+    def is_templated(self, text: str) -> bool:
+        """Whether ``text`` was put into a chat template before: it begins with one of the special
+        tokens that the template writes, or is wrapped as the template wraps a prompt.
+        """
+        if self._marks is None:
+            self._marks = self._find_marks()
+        stripped = text.strip()
+        if any(stripped.startswith(mark) for mark in self._marks):
+            return True
+        opening, closing = self._wrapper
+        wrapped = stripped.startswith(opening) and stripped.endswith(closing)
+        return bool(opening and closing and wrapped)
+
+    def _find_marks(self) -> frozenset[str]:
+        try:
+            text = self.render([{"role": "user", "content": PROBE}], open_next=True)
+        except Exception:  # Jinja runs the template's own code; a prompt's own error tells more
+            return frozenset()
+        opening, _, closing = text.partition(PROBE)
+        self._wrapper = (opening.strip(), closing.strip())
+        tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        special = {str(token) for token in tokens if token.special}
+        return frozenset(token for token in special if token and token in opening)
+
+
+def read_template(value: str | None) -> str | None:
+    """``data.chat_template``: the text itself, or that of the file it names.
+
+    Raises UserError for neither.
+    """
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except OSError as e:
+        raise UserError(
+            f"data.chat_template: {value} is neither a Jinja text nor a readable file "
+            f"({e.strerror})"
+        ) from e
+
+
+def _plain_template(tokenizer: Any) -> str:
+    """A template for plain text, with the token that the tokenizer itself puts before a text."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    first = tokenizer("a")["input_ids"][:1] if bos is not None else []
+    start = "{{ bos_token }}" if bos is not None and first == [bos] else ""
+    return f'"{start}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"'

@@ -1,0 +1,66 @@
+"""Right answers that the built-in maths rule can compare with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.base.errors import UserError
+
+
+def final_answer(answer: Any) -> Any:
+    """GSM8K's answer after its last ``####``, without thousands commas; other answers unchanged."""
+    if isinstance(answer, str) and "####" in answer:
+        return answer.rsplit("####", 1)[1].strip().replace(",", "")
+    return answer
+
+
+def rule_truth(value: Any, key: str, location: str) -> Any:
+    """``value`` of field ``key`` as the maths rule compares with it: a text or number, or a list of
+    them of which one has to be met.
+
+    Raises UserError, which names the row, for what no response could ever equal.
+    """
+    if isinstance(value, list | tuple):
+        if not value:
+            raise _refused(key, location, "an empty list")
+        return [_single(item, key, location) for item in value]
+    return _single(value, key, location)
+
+
+def _single(value: Any, key: str, location: str) -> Any:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _parsed(value)
+    if isinstance(value, Mapping):
+        inner = list(map(str, value))
+        hint = f": set data.answer_key={key}.{inner[0]}" if len(inner) == 1 else ""
+        raise _refused(key, location, f"an object with {', '.join(inner) or 'no fields'}", hint)
+    if isinstance(value, list | tuple):
+        raise _refused(key, location, "a list of lists")
+    if isinstance(value, bytes):
+        raise _refused(key, location, "bytes")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _refused(key, location, str(value))
+    answer = final_answer(value)
+    if answer is None or not str(answer).strip():
+        raise _refused(key, location, "nothing")
+    return answer
+
+
+def _parsed(text: str) -> Any:
+    """The object of a JSON text; ``text`` itself when it is none, such as a set in LaTeX."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _refused(key: str, location: str, found: str, hint: str = "") -> UserError:
+    return UserError(
+        f"{location}: field '{key}' holds {found}, which the built-in maths rule can't compare a "
+        "response with: it takes a text, a number, or a list of them of which one is enough"
+        f"{hint}. A dot in data.answer_key goes into a nested field; custom_reward_function.path "
+        "names a function that gets the field as it is"
+    )
