@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from jobs.environment import notices
 from jobs.ownership import living_owners
 from jobs.progress import Progress
 from jobs.slurm import Slurm
@@ -18,9 +20,10 @@ from jobs.submit import report
 from jobs.submit.compose import compose_points
 from jobs.submit.launch import Point, jobs_of, previous_runs
 from jobs.submit.local import run_locally
-from jobs.submit.options import LauncherOptions, local_options, slurm_options
+from jobs.submit.options import LauncherOptions, SlurmOptions, local_options, slurm_options
 from jobs.submit.plan import SweepPlan, make_plan
 from jobs.submit.preflight import problems_of
+from jobs.submit.script import planned_options
 from jobs.submit.submit import Submission, scripts, submit, test_only
 from trainer.base import run_owner
 from trainer.base.errors import EXIT_USER, UserError
@@ -96,6 +99,8 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
     if problems:
         raise UserError("\n".join(problems))
     _print(report.plan_text(plan, options.timeout_min, submission.sweep))
+    for line in unused_environment(plan, options, submission.sweep):
+        _print(f"  {line}")
     if options.dry_run:
         _print(report.scripts_text(scripts(plan, submission)))
         return 0
@@ -112,6 +117,16 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
 
         return wait_for(entries, slurm)
     return 0
+
+
+def unused_environment(plan: SweepPlan, options: SlurmOptions, sweep: str) -> list[str]:
+    """What of this shell's variables the jobs of ``plan`` don't follow, one line each."""
+    shapes = list(dict.fromkeys(batch.shape for batch in plan.batches))
+    if not shapes:
+        return []
+    each = [planned_options(shape, options, sweep) for shape in shapes]
+    shared = {k: v for k, v in each[0].items() if all(one.get(k) == v for one in each)}
+    return notices(os.environ, shapes[0].cluster.env, shared)
 
 
 def launch_here(points: Sequence[Point], settings: Mapping[str, Any], sweep_dir: Path) -> int:

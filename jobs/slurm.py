@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jobs.environment import client_environment
 from trainer.base.errors import UserError
 
 TIMEOUT_S = 30.0
@@ -34,7 +35,8 @@ class Slurm:
         """Run one command. Raises UserError when it is missing or doesn't answer in time."""
         try:
             return subprocess.run(
-                [*clean_environment(), *command],
+                list(command),
+                env=client_environment(os.environ),
                 capture_output=True,
                 text=True,
                 timeout=self.timeout_s,
@@ -157,15 +159,6 @@ class Slurm:
         if done.returncode:
             raise UserError(f"sbatch would refuse this job: {message}")
         return message
-
-
-def clean_environment() -> list[str]:
-    """``env -u NAME ...``: removes variables that an interactive allocation leaves behind and that
-    would change a new job. SLURM_CONF stays: it names the cluster.
-    """
-    prefixes = ("SLURM_", "SRUN_", "SLURMD_")
-    leaked = [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]
-    return ["env", *(word for name in sorted(leaked) for word in ("-u", name))]
 
 
 def tasks_of(job: str) -> list[str]:

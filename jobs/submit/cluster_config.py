@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from jobs.environment import CLIENT_OPTIONS, LOCATES_CLUSTER, RUN_VARIABLES, matches
 from jobs.submit.arguments import sbatch_parameters
 from trainer.base.errors import UserError, nearest
 
@@ -63,7 +64,9 @@ class Cluster:
     srun_args: tuple[str, ...] = ()
     """Further arguments of srun, e.g. ``--mpi=none``."""
     env: tuple[str, ...] = ()
-    """Names of further environment variables that ranks see inside an image."""
+    """Names of further environment variables of the submitting shell that reach the jobs, and
+    their images.
+    """
     check_gpus: bool = True
     """Health check: compare nvidia-smi with what the job was given. False for a cluster whose GPUs
     are fake.
@@ -87,6 +90,14 @@ class Cluster:
                     "only."
                 )
         sbatch_parameters(self.sbatch_args, "cluster.sbatch_args")
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise UserError(f"cluster.env: {name!r} is no name of an environment variable.")
+            if matches(name, (*CLIENT_OPTIONS, *RUN_VARIABLES)) and name not in LOCATES_CLUSTER:
+                raise UserError(
+                    f"cluster.env: {name} can't be passed: Slurm and the batch script set such "
+                    "variables. Use cluster.sbatch_args or cluster.srun_args."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

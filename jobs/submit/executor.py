@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from jobs.slurm import clean_environment
+from jobs.environment import left_behind
 from jobs.submit.script import Script
 from trainer.base.rank_info import LAUNCH
 
@@ -22,10 +23,13 @@ SUBMIT_TIMEOUT_S = 120
 class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
     """Always submits an array, even of one: every script is the same, and job ids have one form.
 
-    Differs from its parent in three more places: sbatch has a time limit, SLURM_* that leaked from
-    an interactive allocation doesn't reach it (SLURM_CONF does), and the copy made for an array
-    keeps ``python``.
+    Differs from its parent in three more places: sbatch has a time limit, it gets of this
+    environment what :mod:`jobs.environment` lets pass, and the copy made for an array keeps
+    ``python``.
     """
+
+    named: tuple[str, ...] = ()
+    """Further variables that pass to the jobs (``cluster.env``)."""
 
     def submit_runs(self, payloads: Sequence[Any]) -> list[str]:
         """Submit one task per payload; their job ids ``ARRAY_INDEX``, in order."""
@@ -51,13 +55,10 @@ class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
         return jobs
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return [
-            *clean_environment(),
-            "timeout",
-            str(SUBMIT_TIMEOUT_S),
-            "sbatch",
-            str(submission_file_path),
-        ]
+        # Names only: a value on a command line is seen by everyone on this machine.
+        removed = [word for name in left_behind(os.environ, self.named) for word in ("-u", name)]
+        submit = ["timeout", str(SUBMIT_TIMEOUT_S), "sbatch", "--export=ALL"]
+        return ["env", *removed, *submit, str(submission_file_path)]
 
     def text(self, count: int) -> str:
         """The script for an array of ``count`` jobs, exactly as it is given to sbatch."""
@@ -69,6 +70,7 @@ def make_executor(script: Script, folder: Path, launch: str) -> ArrayExecutor:
     """The executor of one array, whose files lie in ``folder``."""
     head = [f"FOLDER={shlex.quote(str(folder))}", f"export {LAUNCH}={launch}"]
     executor = ArrayExecutor(folder=folder, python=script.python)
+    executor.named = tuple(script.named)
     setup = [*head, *script.parameters["setup"]]
     executor.update_parameters(**{**script.parameters, "setup": setup})
     return executor

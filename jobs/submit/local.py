@@ -16,6 +16,7 @@ from typing import Any
 from jobs import ledger
 from jobs.attempt.bookkeeping import close_attempt, saved_step
 from jobs.attempt.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
+from jobs.environment import run_environment
 from jobs.ownership import living_owners
 from jobs.rank_logs import log_file, tail_of
 from jobs.records import attempts
@@ -161,8 +162,10 @@ def _cause_of(exit_code: int | None) -> str:
 
 def _run_attempt(job: Job, number: int, limit_s: float) -> int:
     """One attempt; after ``limit_s`` it is asked to save (TERM) and killed a minute later."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    env |= {"PLIMSOLL_ATTEMPT": str(number), "WANDB_RUN_GROUP": job.run.parent.name}
+    env = run_environment(os.environ) | {
+        "PLIMSOLL_ATTEMPT": str(number),
+        "WANDB_RUN_GROUP": job.run.parent.name,
+    }
     # One rank is the process itself; several have logs of their own beside the launcher's.
     name = "rank_0.log" if job.shape.ranks == 1 else "launcher.log"
     with (log_folder(job.run, number) / name).open("ab") as log:

@@ -13,41 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.environment import EVERYWHERE, OF_THE_JOB
 from jobs.submit.shape import Shape
-
-ALLOWED = (
-    "SLURM_",
-    "SLURMD_",
-    "SUBMITIT_",
-    "PLIMSOLL_",
-    "PMI",
-    "MASTER_",
-    "NCCL_",
-    "GLOO_",
-    "UCX_",
-    "FI_",
-    "CUDA_",
-    "NVIDIA_",
-    "HF_",
-    "WANDB_",
-    "TRITON_",
-    "TORCH",
-    "OMP_",
-    "MKL_",
-    "VLLM_",
-    "TOKENIZERS_",
-    "TRANSFORMERS_",
-    "HYDRA_FULL_ERROR",
-    "XDG_CACHE_HOME",
-    "PYTHONNOUSERSITE",
-    "PYTHONSAFEPATH",
-    "LANG",
-    "LC_",
-    "TZ",
-)
-"""Prefixes of the environment variables that a rank sees in an image. Values never reach a command
-line.
-"""
 
 CACHES = ("PLIMSOLL_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
 """Variables that name caches. An image has no home, so those not set point into the sweep's folder
@@ -96,8 +63,11 @@ def task_script(shape: Shape, paths: BatchPaths) -> str:
 
 
 def _apptainer(shape: Shape, paths: BatchPaths) -> str:
-    """Hand the allowed variables to the image, and start the command in it."""
-    names = "|".join([*ALLOWED, *(f"{name}$" for name in shape.cluster.env)])
+    """Hand the allowed variables to the image, and start the command in it. Values never reach a
+    command line.
+    """
+    patterns = (*OF_THE_JOB, *EVERYWHERE, *shape.cluster.env)
+    names = "|".join(one[:-1] if one.endswith("*") else f"{one}$" for one in patterns)
     lines = [
         f"allowed='^({names})'",
         "for name in $(compgen -e); do",

@@ -35,6 +35,8 @@ class Script:
     """Shell text that Submitit puts before ``-u -m submitit.core._submit``: srun, the runtime, the
     interpreter.
     """
+    named: tuple[str, ...] = ()
+    """Further variables of the submitting shell that pass to the jobs (``cluster.env``)."""
 
 
 def script_of(
@@ -70,6 +72,7 @@ def script_of(
             "use_srun": False,
         },
         python=" ".join([*srun, "bash", '"$FOLDER/task.sh"', shlex.quote(python)]),
+        named=shape.cluster.env,
     )
 
 
@@ -103,7 +106,7 @@ def argument_problems(shape: Shape, options: SlurmOptions) -> list[str]:
     the plan sets.
     """
     problems: list[str] = []
-    planned = [name.replace("_", "-") for name in _planned(shape, options, sweep="")]
+    planned = planned_options(shape, options, sweep="")
     try:
         site = sbatch_parameters(shape.cluster.sbatch_args, SBATCH_KEY)
         problems += clashes(site, planned, SBATCH_KEY)
@@ -113,6 +116,12 @@ def argument_problems(shape: Shape, options: SlurmOptions) -> list[str]:
         problems.append(str(error))
     problems += srun_problems(shape.cluster.srun_args, "cluster.srun_args")
     return problems + srun_problems(options.srun_args or [], "hydra.launcher.srun_args")
+
+
+def planned_options(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
+    """Long options of sbatch that follow from the config and the launcher's settings."""
+    planned = _planned(shape, options, sweep)
+    return {name.replace("_", "-"): value for name, value in planned.items()}
 
 
 def _parameters(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
@@ -128,7 +137,7 @@ def _parameters(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, An
 
 
 def _planned(shape: Shape, options: SlurmOptions, sweep: str) -> dict[str, Any]:
-    """Options of sbatch that follow from the config and the launcher's settings."""
+    """The same by Submitit's names."""
     cluster = shape.cluster
     wanted: dict[str, Any] = {
         "job_name": options.name or sweep,

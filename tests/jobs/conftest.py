@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable
@@ -15,12 +16,13 @@ import pytest
 from jobs.submit.launch import Point
 
 FAKES = {
-    # Notes the script and answers like Slurm; REFUSE makes it refuse.
+    # Notes the script and answers like Slurm; the file ``refuse`` makes it refuse.
     "sbatch": """
+REFUSE=$(cat "$FAKE/refuse" 2>/dev/null)
 [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }
 env > "$FAKE/sbatch.env"
 [ "$1" = --test-only ] && { echo "sbatch: Job 7 to start at noon" >&2; exit 0; }
-n=$(ls "$FAKE" | grep -c '^script'); cp "$1" "$FAKE/script$n"
+n=$(ls "$FAKE" | grep -c '^script'); cp "${@: -1}" "$FAKE/script$n"
 echo "Submitted batch job $((100 + n))"
 """,
     "squeue": 'cat "$FAKE/squeue" 2>/dev/null; true',
@@ -62,15 +64,20 @@ def put(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+def put_fake(fake: Path, name: str, text: str) -> Path:
+    """A command of the fake Slurm; it knows the folder ``fake`` where no variable reaches it."""
+    return put(fake.parent / "bin", name, f"export FAKE={shlex.quote(str(fake))}\n{text}")
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The fake's folder: what was submitted lies in ``scriptN``, what was called in ``calls``."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    for name, text in FAKES.items():
-        put(bin_folder, name, text)
     folder = tmp_path / "fake"
     folder.mkdir()
+    for name, text in FAKES.items():
+        put_fake(folder, name, text)
     for name in [n for n in os.environ if n.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FAKE", str(folder))

@@ -160,10 +160,8 @@ def test_without_slurm_the_local_launcher_is_named(
         launch_on_slurm([point(0)], {}, tmp_path / "sweep")
 
 
-def test_sbatchs_message_is_shown_and_the_ledger_has_the_plan(
-    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REFUSE", "Invalid account or account/partition combination")
+def test_sbatchs_message_is_shown_and_the_ledger_has_the_plan(fake: Path, tmp_path: Path) -> None:
+    (fake / "refuse").write_text("Invalid account or account/partition combination")
     with pytest.raises(UserError, match="Invalid account"):
         launch_on_slurm([point(0)], {"ledger": str(tmp_path / "l")}, tmp_path / "sweep")
     assert '"phase":"planned"' in (tmp_path / "l").read_text()

@@ -17,7 +17,7 @@ import pytest
 
 from jobs.hydra_entry import launch_on_slurm
 from jobs.records import attempts
-from tests.jobs.conftest import calls, point, put, until
+from tests.jobs.conftest import FAKES, calls, point, put, put_fake, until
 from trainer.base.run_folder import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -221,14 +221,71 @@ def test_secrets_are_in_no_file(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
         assert b"s3cr3t-k3y" not in path.read_bytes(), path
 
 
-def test_leaked_slurm_variables_do_not_reach_sbatch(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+LEAKED = {
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_EXPORT": "NONE",
+    "SLURM_EXPORT_ENV": "NONE",
+    "SLURM_CPU_BIND": "mask_cpu:0x1",
+    "SLURM_JOB_ID": "9",
+    "SRUN_CPUS_PER_TASK": "3",
+    "SQUEUE_FORMAT": "%i",
+    "PMIX_RANK": "1",
+    "RANK": "5",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "5",
+    "MASTER_ADDR": "h",
+    "MASTER_PORT": "1",
+    "OMP_NUM_THREADS": "64",
+    "CUDA_VISIBLE_DEVICES": "7",
+    "PLIMSOLL_ATTEMPT": "4",
+    "PLIMSOLL_IMAGE_DIGEST": "sha256:0",
+    "WANDB_RUN_ID": "abc",
+    "WANDB_NAME": "x",
+    "PYTHONPATH": "/elsewhere",
+    "VIRTUAL_ENV": "/elsewhere",
+    "APPTAINERENV_LD_PRELOAD": "x.so",
+    "SINGULARITYENV_RANK": "1",
+    "SSH_TTY": "/dev/pts/1",
+}
+PASSING = {
+    "SLURM_CONF": "/etc/x.conf",
+    "WANDB_API_KEY": "s3cr3t-k3y",
+    "HF_TOKEN": "t0k3n",
+    "HF_HOME": "/cache/hf",
+    "https_proxy": "http://proxy:1",
+    "LC_ALL": "C.UTF-8",
+    "NCCL_DEBUG": "INFO",
+    "BASH_FUNC_module%%": "() {  echo\n}",
+    "MY_VARIABLE": "x",
+}
+
+
+def test_of_the_submitting_environment_only_what_is_listed_reaches_sbatch(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x1")
-    monkeypatch.setenv("SLURM_CONF", "/etc/x.conf")
+    put_fake(lab.fake, "timeout", 'echo "$@" > "$FAKE/argv"; shift; exec "$@"')
+    for name, value in (LEAKED | PASSING).items():
+        monkeypatch.setenv(name, value)
+    lab.launch([point(0, cluster={"env": ["MY_VARIABLE"]})])
+    lines = (lab.fake / "sbatch.env").read_text().splitlines()
+    seen = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert not set(LEAKED) & set(seen)
+    assert {*PASSING, "HOME", "PATH"} <= set(seen) and seen["MY_VARIABLE"] == "x"
+    words = (lab.fake / "argv").read_text()
+    assert "sbatch --export=ALL" in words and not any(v in words for v in PASSING.values() if v[1:])
+    shown = capsys.readouterr().out
+    assert "SBATCH_TIMELIMIT=1 in your environment is not used: the plan says --time=60" in shown
+    assert "SBATCH_NO_REQUEUE=1 in your environment is not used: jobs are queued again" in shown
+    assert "RANK" in shown and "PYTHONPATH" in shown and "SSH_TTY" not in shown
+
+
+def test_a_site_s_export_none_reaches_no_rank(lab: Lab) -> None:
+    """srun would start the ranks without PATH and without secrets."""
+    put_fake(lab.fake, "srun", 'echo "$SLURM_EXPORT_ENV" >> "$FAKE/export"\n' + FAKES["srun"])
     lab.launch([point(0)])
-    seen = (lab.fake / "sbatch.env").read_text()
-    assert "SLURM_CPU_BIND" not in seen and "SLURM_CONF=/etc/x.conf" in seen
+    assert lab.attempt(SLURM_EXPORT_ENV="NONE", RANK="5", WORLD_SIZE="16") == 0
+    assert set((lab.fake / "export").read_text().split()) == {"ALL"}
 
 
 def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:

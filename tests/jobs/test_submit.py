@@ -41,7 +41,7 @@ def test_a_dry_run_shows_the_exact_scripts_and_writes_nothing(
 
 
 def test_check_asks_slurm_about_every_script(
-    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {"ledger": str(tmp_path / "l"), "check": True}
     assert (
@@ -52,7 +52,7 @@ def test_check_asks_slurm_about_every_script(
         capsys.readouterr().out.count("Job 7 to start at noon") == 2
         and not (tmp_path / "sweep").exists()
     )
-    monkeypatch.setenv("REFUSE", "Invalid qos specification")
+    (fake / "refuse").write_text("Invalid qos specification")
     with pytest.raises(UserError, match="would refuse this job: sbatch: error: Invalid qos"):
         launch_on_slurm([point(0)], given, tmp_path / "sweep")
 

@@ -22,6 +22,7 @@ BUCKETS = "actor_rollout_ref.actor.bucket_boundaries=[32,64],[64]"
 BUDGETS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=512,1024"
 COMMON = (
     "cluster=dev",
+    "cluster.env=[PYTHONPATH,PLIMSOLL_WORKER_MODULE]",
     "data.task=arithmetic",
     "data.max_prompt_length=64",
     "data.max_response_length=32",
@@ -34,13 +35,29 @@ COMMON = (
 )
 
 
+LEAKED = {
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_EXPORT": "NONE",
+    "SLURM_EXPORT_ENV": "NONE",
+    "SLURM_NTASKS": "7",
+    "SRUN_NTASKS": "7",
+    "RANK": "5",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "5",
+    "MASTER_PORT": "1",
+}
+"""What a shell may hold in which a sweep is submitted; no job follows it."""
+
+
 class Lab:
-    """Runs commands in a folder of its own, with its own ledger."""
+    """Runs commands in a folder of its own, with its own ledger, in a shell full of leftovers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = {
             **os.environ,
+            **LEAKED,
             "PYTHONPATH": str(ROOT),
             "PLIMSOLL_LEDGER": str(folder / "ledger.jsonl"),
             "PLIMSOLL_WORKER_MODULE": "tests.jobs.standin",
@@ -171,7 +188,11 @@ def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
     assert "rank 0 of 1" in lab.command("jobs", "logs", good).stdout
     assert "rank 0 of 1" in lab.command("jobs", "logs", "-f", good).stdout
     assert "critic/score/mean" in lab.command("jobs", "compare", good).stdout
-    lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
+    shown = lab.sweep("long", "container=none", "trainer.total_training_steps=100000,200000")
+    assert "SBATCH_TIMELIMIT=1 in your environment is not used: the plan says" in shown.stdout
+    array = lab.status("long")[0]["job"].split("_")[0]
+    limits = slurm("scontrol", "show", "job", array)
+    assert limits.count("TimeLimit=01:00:00") == 2 and limits.count("Requeue=1") == 2
     lab.command("jobs", "cancel", "long")
     lab.command("jobs", "status", "-f", "long", code=1)
     # At once, even where accounting lags.

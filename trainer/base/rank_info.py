@@ -1,4 +1,4 @@
-"""Which rank this process is, from RANK and WORLD_SIZE or from Slurm's variables."""
+"""Which rank this process is, from Slurm's variables or from RANK and WORLD_SIZE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainer.base.errors import UserError
 
 SLURM_SWITCH = "PLIMSOLL_SLURM"
-"""The payload sets this to 1 under srun. SLURM_* alone may come from an interactive allocation and
+"""The batch script sets this to 1. SLURM_* alone may come from an interactive allocation and
 mean nothing.
 """
 ROLLOUT_NODES = "PLIMSOLL_ROLLOUT_NODES"
@@ -54,16 +54,18 @@ class RolloutTask:
 
 
 def rank_from_environment(env: Mapping[str, str] | None = None) -> RankInfo:
-    """This process's rank from RANK/WORLD_SIZE/..., else from SLURM_* when the payload asks for it,
-    else one rank.
+    """This process's rank from SLURM_* when the batch script asks for it, else from
+    RANK/WORLD_SIZE/..., else one rank.
+
+    Under srun, RANK and its like are leftovers of another launcher.
 
     Raises :class:`UserError` when a variable is missing, not a number, or out of range.
     """
     env = os.environ if env is None else env
-    if "RANK" in env or "WORLD_SIZE" in env:
-        info = _from_launcher(env)
-    elif env.get(SLURM_SWITCH) == "1":
+    if env.get(SLURM_SWITCH) == "1":
         info = _from_slurm(env)
+    elif "RANK" in env or "WORLD_SIZE" in env:
+        info = _from_launcher(env)
     else:
         return RankInfo(
             rank=0,
@@ -90,8 +92,6 @@ def rollout_task(env: Mapping[str, str] | None = None) -> RolloutTask | None:
     Raises :class:`UserError` as :func:`rank_from_environment` does.
     """
     env = os.environ if env is None else env
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return None
     count = num_rollout_nodes(env)
     if count == 0:
         return None

@@ -25,6 +25,7 @@ record() { srun --overlap --nodes=1 --ntasks=1 --container-image='nvcr.io#x/plim
 trap : TERM USR2 CONT            # survive the signals meant for the ranks: what comes after them must still run
 umask 077
 for name in ${!SRUN_*} ${!SLURM_CPU_BIND*} ${!SLURM_MEM_BIND*} SLURM_HINT; do unset "$name"; done   # leaked from a shell
+export SLURM_EXPORT_ENV=ALL      # srun: a site's --export=NONE would leave the ranks no PATH and no secrets
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK                     # srun inherits it no more
 JOB=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}   # never SLURM_JOB_ID: the last task's is the whole array's
 RUN=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$FOLDER/runs.txt")
