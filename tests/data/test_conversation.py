@@ -80,6 +80,27 @@ def test_a_completion_of_messages_trains_on_its_own_turns(tmp_path: Path, templa
     assert trained(encode(tmp_path, text, template)) == trained(encode(tmp_path, plain, template))
 
 
+def test_a_chosen_conversation_repeats_its_prompt(tmp_path: Path) -> None:
+    """As data sets of preferences have it."""
+    row = {"prompt": "1 + 1?", "completion": [{"role": "user", "content": "1 + 1?"}, CHAT[2]]}
+    expected = {"prompt": "1 + 1?", "completion": [CHAT[2]]}
+    assert trained(encode(tmp_path, row)) == trained(encode(tmp_path, expected))
+
+
+def test_a_turn_of_weight_0_is_context(tmp_path: Path) -> None:
+    light = [dict(message) for message in CHAT]
+    light[2]["weight"] = 0
+    light[4]["weight"] = 1
+    example = encode(tmp_path, {"messages": light})
+    assert [token for token, _ in trained(example)] == [t for t, _ in reference(CHAT, PLAIN, 2)]
+    assert [mask for _, mask in trained(example)][len(example.prompt_ids) :] == [
+        mask for _, mask in reference(CHAT, PLAIN, 4)
+    ][len(example.prompt_ids) :]
+    for template, message in ((PLAIN, "every turn has weight 0"), (ROLES, "a weight of 0 can't")):
+        with pytest.raises(UserError, match=message):
+            encode(tmp_path, {"messages": [CHAT[1], {**CHAT[2], "weight": 0}]}, template)
+
+
 def test_what_is_said_after_the_last_answer_is_left_out(tmp_path: Path) -> None:
     more = [*CHAT, {"role": "user", "content": "Thanks"}]
     assert trained(encode(tmp_path, {"messages": more})) == reference(CHAT, PLAIN, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from tests.data.toy import CharTokenizer, encoder
 from trainer.base.errors import UserError
 from trainer.data import Encoder, EncodeSettings, Example, FileDataset, Keys
 from trainer.rewards.maths import maths
+from trainer.run.build import template_warnings
 
 QUESTION = {"role": "user", "content": "1+1?"}
 PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
@@ -65,6 +67,7 @@ def test_other_texts_with_brackets_stay_texts(tmp_path: Path, text: str) -> None
     [
         ({"prompt": "a", "images": ["a.png"]}, "field 'images' is not empty, and only text"),
         ({"prompt": "a", "video": {"path": "a.mp4"}}, "field 'video' is not empty"),
+        ({"prompt": "a", "tools": [{"name": "add"}]}, "field 'tools' is not empty, and is not"),
         ({"prompt": "<image>What is it?"}, "field 'prompt' has <image> in its text"),
         ({"prompt": [{"role": "user", "content": "a <video>"}]}, "message 0 has <video> in its"),
         (
@@ -182,19 +185,33 @@ def test_a_response_has_one_end_token(tmp_path: Path, response: str) -> None:
     assert tokenizer().decode(example.response_ids) == "2<|end|>"
 
 
+class Base(CharTokenizer):
+    """The tokenizer of a base model: no template; a text begins with character 1."""
+
+    chat_template = None
+    bos_token_id = 1
+    bos_token = "\x01"
+
+    def __init__(self, *, begins: bool) -> None:
+        self.begins = begins
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        ids = [ord(c) for c in text]
+        return {"input_ids": [1, *ids] if self.begins and add_special_tokens else ids}
+
+
 def test_the_suggested_template_begins_as_the_tokenizer_does() -> None:
-    class Base(CharTokenizer):
-        chat_template = None
-        bos_token_id = 1
-        begins = True
-
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            ids = [ord(c) for c in text]
-            return {"input_ids": [1, *ids] if self.begins and add_special_tokens else ids}
-
     settings = EncodeSettings(max_prompt_length=9, max_response_length=9)
     with pytest.raises(UserError, match=r'such as "{{ bos_token }}{% for m in messages %}'):
-        Encoder(Base(), settings)
-    Base.begins = False
+        Encoder(Base(begins=True), settings)
     with pytest.raises(UserError, match=r'such as "{% for m in messages %}{{ m.content }}'):
-        Encoder(Base(), settings)
+        Encoder(Base(begins=False), settings)
+
+
+def test_a_template_without_the_token_that_begins_a_text_is_a_warning() -> None:
+    data: Any = SimpleNamespace(chat_template="{own}", apply_chat_template_kwargs={})
+    (warning,) = template_warnings(data, Base(begins=True))
+    assert "doesn't write \x01" in warning
+    assert template_warnings(data, Base(begins=False)) == []
+    data.chat_template = None
+    assert template_warnings(data, Base(begins=True)) == []

@@ -122,6 +122,14 @@ class ChatTemplate:
         tail = self.render(marked, open_next=True).rpartition(PROBE)[2]
         return tail if text.endswith(tail) else ""
 
+    def missing_bos(self) -> str | None:
+        """The token with which the tokenizer begins every text, if the template does not."""
+        bos = getattr(self._tokenizer, "bos_token", None)
+        if not bos or not _begins_with_bos(self._tokenizer):
+            return None
+        text = self.render([_QUESTION], open_next=True)
+        return None if text.startswith(bos) else str(bos)
+
     def is_templated(self, text: str) -> bool:
         """Whether ``text`` was put into a chat template before: it begins with one of the special
         tokens that the template writes, or is wrapped as the template wraps a prompt.
@@ -165,7 +173,10 @@ def read_template(value: str | None) -> str | None:
 
 def _plain_template(tokenizer: Any) -> str:
     """A template for plain text, with the token that the tokenizer itself puts before a text."""
-    bos = getattr(tokenizer, "bos_token_id", None)
-    first = tokenizer("a")["input_ids"][:1] if bos is not None else []
-    start = "{{ bos_token }}" if bos is not None and first == [bos] else ""
+    start = "{{ bos_token }}" if _begins_with_bos(tokenizer) else ""
     return f'"{start}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"'
+
+
+def _begins_with_bos(tokenizer: Any) -> bool:
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return bos is not None and tokenizer("a")["input_ids"][:1] == [bos]

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from trainer.data.chat_template import ChatTemplate, TemplateError
 from trainer.data.messages import Message
 
-_PLAIN = {"role", "content", "name"}
+WEIGHT = "weight"
+"""Entry of a message of the assistant that is 0 when it is not to be learnt, as OpenAI has it."""
+_PLAIN = {"role", "content", "name", WEIGHT}
 """Entries of a message whose content is all that the model writes."""
 
 
@@ -31,7 +33,8 @@ def answer_turns(
 
     A template that marks the assistant's words (``{% generation %}``) decides which tokens are
     trained. Otherwise turns are appended as a rollout would: the content's tokens and an end token,
-    then what the template writes between. Messages behind the assistant's last turn are left out.
+    then what the template writes between. Messages behind the assistant's last turn are left out,
+    and one with ``weight`` 0 is not trained.
 
     Raises TemplateError for a template that can't do this.
     """
@@ -53,8 +56,14 @@ def answer_turns(
             others = []
         turn = _turn_ids(template, message, [*prompt, *turns[:k]])
         ids += turn
-        mask += [True] * len(turn)
+        mask += [_is_trained(message)] * len(turn)
+    if not any(mask):
+        raise TemplateError("is left nothing to learn: every turn has weight 0")
     return Turns(ids, mask)
+
+
+def _is_trained(message: Message) -> bool:
+    return bool(message.get(WEIGHT, 1) != 0)
 
 
 def _turn_ids(template: ChatTemplate, message: Message, earlier: Sequence[Message]) -> list[int]:
@@ -69,6 +78,8 @@ def _turn_ids(template: ChatTemplate, message: Message, earlier: Sequence[Messag
 def _marked(
     template: ChatTemplate, messages: Sequence[Message], prompt_ids: Sequence[int]
 ) -> Turns:
+    if not all(map(_is_trained, messages)):
+        raise TemplateError("marks what is trained itself, so that a weight of 0 can't be kept")
     ids, mask = template.marked_ids(messages)
     start = len(prompt_ids)
     if ids[:start] != list(prompt_ids):

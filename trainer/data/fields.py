@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.base.errors import UserError, nearest
-from trainer.data.messages import Message, read_answer, read_prompt, refuse_media
+from trainer.data.messages import Message, read_answer, read_prompt, refuse_unread
 from trainer.data.truth import rule_truth
 
 VERL_ANSWER = "reward_model.ground_truth"
@@ -64,7 +64,7 @@ def read_row(row: Mapping[str, Any], keys: Keys, location: str, default_source: 
 
     Raises UserError that names ``location`` (file and row), the field, and what to type.
     """
-    refuse_media(row, location)
+    refuse_unread(row, location)
     prompt = read_prompt(
         _field(row, keys.prompt, "data.prompt_key", location), keys.prompt, location
     )
@@ -100,13 +100,14 @@ def _with_answer(
     except KeyError:
         value = None
     if value is not None:
-        return prompt, read_answer(value, key, location)
+        return prompt, read_answer(value, key, location, prompt=prompt)
     if isinstance(prompt, list):
         roles = [message["role"] for message in prompt]
         if "assistant" in roles:
             first = roles.index("assistant")
             return prompt[:first], prompt[first:]
-    return prompt, read_answer(_field(row, key, "data.response_key", location), key, location)
+    value = _field(row, key, "data.response_key", location)
+    return prompt, read_answer(value, key, location, prompt=prompt)
 
 
 def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:

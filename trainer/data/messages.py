@@ -11,21 +11,28 @@ from trainer.base.errors import UserError
 Message = dict[str, Any]
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")
 """Fields in which verl, TRL and others keep what a prompt shows besides its text."""
+TOOLS_FIELD = "tools"
+"""Field in which TRL and others describe tools to the chat template."""
 _TEXT_ALONE = "and only text can be trained on: images, video and audio aren't supported"
 PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 """What stands in a text for such an image, video or recording."""
 
 
-def refuse_media(row: Mapping[str, Any], location: str) -> None:
-    """Raise UserError for a row whose prompt shows more than text."""
-    for name in MEDIA_FIELDS:
+def refuse_unread(row: Mapping[str, Any], location: str) -> None:
+    """Raise UserError for a row whose prompt has more to it than the text that is read."""
+    for name in (*MEDIA_FIELDS, TOOLS_FIELD):
         value = row.get(name)
-        empty = value is None or value is False or value in ("", [], {})
-        if not empty:
+        if value is None or value is False or value in ("", [], {}, "[]"):
+            continue
+        if name == TOOLS_FIELD:
             raise UserError(
-                f"{location}: field '{name}' is not empty, {_TEXT_ALONE}. Remove the row, or the "
-                "field if the text means the same without it"
+                f"{location}: field '{name}' is not empty, and is not handed to the chat template: "
+                "write what the tools are into the system message, and remove the field"
             )
+        raise UserError(
+            f"{location}: field '{name}' is not empty, {_TEXT_ALONE}. Remove the row, or the "
+            "field if the text means the same without it"
+        )
 
 
 def read_prompt(value: Any, key: str, location: str) -> str | list[Message]:
@@ -47,8 +54,11 @@ def read_prompt(value: Any, key: str, location: str) -> str | list[Message]:
     return read_messages(value, key, location)
 
 
-def read_answer(value: Any, key: str, location: str) -> str | list[Message]:
-    """The answer in field ``key``: a text, or messages that begin with the assistant's.
+def read_answer(
+    value: Any, key: str, location: str, *, prompt: str | list[Message]
+) -> str | list[Message]:
+    """The answer in field ``key``: a text, or messages that begin with the assistant's. Data sets
+    of preferences repeat the ``prompt`` before it, which is passed over.
 
     Raises UserError, which names location and field, for anything else.
     """
@@ -60,6 +70,9 @@ def read_answer(value: Any, key: str, location: str) -> str | list[Message]:
     if not isinstance(value, list):
         return read_text(value, key, location)
     messages = read_messages(value, key, location)
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if len(messages) > len(before) and messages[: len(before)] == before:
+        messages = messages[len(before) :]
     if messages[0]["role"] != "assistant":
         raise UserError(
             f"{location}: field '{key}' begins with a message of the {messages[0]['role']}; an "

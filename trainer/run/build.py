@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer.algorithms import KlController, make_kl_controller
 from trainer.base.errors import UserError
 from trainer.batching import CostModel, warm_up
 from trainer.config.checks.no_effect import no_effect_hints
-from trainer.config.schema import Config, KlCtrl, Model
+from trainer.config.schema import Config, Data, KlCtrl, Model
 from trainer.data import (
     Dataset,
     Example,
@@ -18,6 +19,7 @@ from trainer.data import (
     make_loader,
     same_data_warning,
 )
+from trainer.data.chat_template import ChatTemplate, read_template
 from trainer.experience.collector import RolloutCollector
 from trainer.experience.generators import make_generator
 from trainer.experience.sampler import Sampler
@@ -74,6 +76,7 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
             *no_effect_hints(config),
             *overlap_warnings(train_data, val_data),
             *truncation_notes(config, val_examples),
+            *template_warnings(config.data, model.tokenizer),
         ],
     )
     add_rollouts(ctx, validates=val_data is not None)
@@ -183,4 +186,20 @@ def truncation_notes(config: Config, val_examples: Sequence[Example]) -> list[st
     return [
         f"data.truncation={config.data.truncation} cuts {cut:,} of {len(val_examples):,} "
         "validation prompts"
+    ]
+
+
+def template_warnings(data: Data, tokenizer: Any) -> list[str]:
+    """A warning when ``data.chat_template`` leaves out the token that begins every text."""
+    if data.chat_template is None:
+        return []
+    template = ChatTemplate(
+        tokenizer, read_template(data.chat_template), data.apply_chat_template_kwargs
+    )
+    bos = template.missing_bos()
+    if bos is None:
+        return []
+    return [
+        f"[WARNING] data.chat_template doesn't write {bos}, with which the model's tokenizer "
+        "begins every text: put {{ bos_token }} first"
     ]
