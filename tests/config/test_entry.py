@@ -96,7 +96,7 @@ def test_a_frozen_run_repeats(place: Path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("data.trian_files=x", "+foo=1"), "2 problems in the settings"),
+        ((*DEMO, "data.trian_files=x", "+foo=1"), "2 problems in the settings"),
         ((*DEMO, "data.train_batch_size=x"), "expected a whole number"),
         ((*DEMO, "actor_rollout_ref.rollout.n=1"), "grpo compares"),
         (
@@ -135,7 +135,7 @@ def test_wrong_input_is_one_message_and_code_2(
 
 
 def test_the_process_ends_with_code_2(place: Path):
-    done = trainer(place, "data.zzz=1")
+    done = trainer(place, *DEMO, "data.zzz=1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: unknown key data.zzz") and done.stderr.count("\n") == 1
 

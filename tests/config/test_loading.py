@@ -83,16 +83,16 @@ BAD = [
     ({"zzz": 4}, "unknown key zzz; docs/config.md lists all keys"),
     ({f"{A}.ppo_micro_batch_size": 4}, f"deprecated; use {A}.ppo_micro_batch_size_per_gpu"),
     (
-        {f"{A}.strategy": "fsdp"},
-        f"{A}.strategy=fsdp is not supported: DeepSpeed is the only training engine",
+        {f"{A}.strategy": "megatron"},
+        f"{A}.strategy=megatron is not supported: DeepSpeed is the only training engine",
     ),
     (
-        {f"{A}.fsdp_config.wrap_policy.min": 0},
-        f"{A}.fsdp_config.wrap_policy.min is not supported: DeepSpeed",
+        {f"{A}.fsdp_config.some_key": 0},
+        f"{A}.fsdp_config.some_key=0 is not supported: DeepSpeed",
     ),
     (
         {f"{R}.multi_turn.enable": True},
-        f"{R}.multi_turn.enable is not supported: use actor_rollout_ref.rollout.agent",
+        f"{R}.multi_turn.enable=true is not supported: use actor_rollout_ref.rollout.agent",
     ),
     ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax is not supported: set"),
     (
@@ -145,8 +145,8 @@ BAD = [
     ),
     # budgets
     (
-        {f"{A}.ppo_micro_batch_size_per_gpu": 4},
-        f"set {A}.ppo_micro_batch_size_per_gpu=null, or {A}.use_dynamic_bsz=false",
+        {f"{A}.dynamic_bsz_bucketing": True, f"{A}.share_prompt": "never"},
+        f"{A}.share_prompt=never: expected",
     ),
     (
         {f"{A}.use_dynamic_bsz": False},
@@ -182,7 +182,10 @@ BAD = [
     ({f"{R}.val_kwargs.n": 4}, "4 equal answers"),
     ({f"{R}.response_length": 9}, "set data.max_response_length only"),
     # engine
-    ({f"{A}.param_offload": True}, f"needs {A}.zero_stage=3"),
+    (
+        {f"{A}.param_offload": True, f"{A}.zero_stage": 1},
+        f"needs {A}.zero_stage=3",
+    ),
     (
         {f"{A}.optimizer_offload": True, f"{A}.zero_stage": 0, f"{A}.mixed_precision": "fp32"},
         f"needs {A}.zero_stage=1",
@@ -303,7 +306,8 @@ def test_all_problems_are_reported_together():
 def test_contradictions_are_reported_together():
     changes = {
         f"{A}.param_offload": True,
-        f"{A}.ppo_micro_batch_size_per_gpu": 3,
+        f"{A}.zero_stage": 1,
+        f"{A}.use_dynamic_bsz": False,
         "data.train_batch_size": 5,
     }
     assert (

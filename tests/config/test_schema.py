@@ -9,9 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.config.helpers import REPO, minimal_settings
 from trainer.config import load, reference
-from trainer.config.keys import verl
 from trainer.config.keys.fields import fields, marked, setting_keys
-from trainer.config.keys.tree import is_known, known_keys
+from trainer.config.keys.tree import known_keys
 from trainer.config.schema.markers import NoEffect
 
 
@@ -41,13 +40,6 @@ def test_settings_cannot_be_changed():
         config.data.seed = 3
 
 
-def test_tables_speak_of_keys_that_exist():
-    assert [key for key in verl.ALIASES.values() if key not in known_keys()] == []
-    assert [key for key in verl.ALIASES if is_known(key)] == []
-    assert [key for key in verl.UNSUPPORTED if is_known(key)] == []
-    assert [key for key, _ in verl.UNSUPPORTED_VALUES if key not in known_keys()] == []
-
-
 CONDITIONS = {
     (key, value) for _, rule in marked(NoEffect) for key in [rule.switch] for value in rule.values
 } | {condition for _, rule in marked(NoEffect) for condition in rule.and_also.items()}
@@ -57,8 +49,3 @@ CONDITIONS = {
 def test_what_leaves_keys_without_effect_are_values_that_exist(key: str, value: object):
     field = fields()[key]
     TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
-
-
-@pytest.mark.parametrize("key", sorted(verl.REDUNDANT))
-def test_redundant_keys_have_a_reason_for_other_values(key: str):
-    assert verl.unsupported_reason(key)

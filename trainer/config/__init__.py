@@ -2,9 +2,9 @@
 
 Read ``entry`` (command line to Hydra), ``overrides`` (the command line is checked), ``loading``
 (settings become a ``Config``), ``frozen`` (the run folder's config.yaml). ``schema`` has the typed
-sections, ``keys`` the key names and defaults, ``checks`` the checks across keys; ``cli`` has the
-help text and ``reference`` writes docs/config.md. Names are imported when first used: ``--help``
-and ``--cfg job`` answer without the schema.
+sections, ``keys`` the key names and defaults, ``checks`` the checks across keys, ``verl`` what
+becomes of verl's other settings; ``cli`` has the help text and ``reference`` writes docs/config.md.
+Names are imported when first used: ``--help`` and ``--cfg job`` answer without the schema.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.base.errors import UserError, as_user_error
-from trainer.config.cli import print_error
+from trainer.config.checks.problems import SettingsError, raise_problems
+from trainer.config.cli import message_of, print_error
 from trainer.config.keys.conf_tree import conf_dir
 from trainer.config.overrides import check_overrides
 
@@ -36,22 +37,47 @@ def compose_and_call(
         if full_error is not None:
             os.environ[_FULL_ERROR] = full_error
 
-    def call_task(settings: DictConfig) -> None:
-        nonlocal code
-        restore_environment()
-        code = max(code, _exit_code_of(lambda: task(settings)))
-
     def compose() -> int:
-        sys.argv = [sys.argv[0], *check_overrides(argv, starts_run=starts_run).argv]
+        line = check_overrides(argv, starts_run=starts_run)
+        if line.multirun:
+            raise_problems(line.problems)
+        for note in line.notes:
+            sys.stderr.write(f"[HINT] {note}\n")
+
+        def checked_task(settings: DictConfig) -> int:
+            if line.problems:
+                raise_problems([*line.problems, *_problems_of(settings, complete=starts_run)])
+            return task(settings)
+
+        def call_task(settings: DictConfig) -> None:
+            nonlocal code
+            restore_environment()
+            code = max(code, _exit_code_of(lambda: checked_task(settings)))
+
+        sys.argv = [sys.argv[0], *line.argv]
         os.environ[_FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
         decorate = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
         try:
             decorate(call_task)()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise_problems([*line.problems, message_of(error)] if line.problems else [])
+            raise
         finally:
             restore_environment()
         return code
 
     return _exit_code_of(compose)
+
+
+def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:
+    """What is wrong with composed settings."""
+    from trainer.config.loading import load  # the schema: --cfg job answers without it
+
+    try:
+        load(settings, complete=complete)
+    except SettingsError as error:
+        return error.problems
+    return []
 
 
 def _exit_code_of(step: Callable[[], int]) -> int:

@@ -13,19 +13,20 @@ from pydantic import ValidationError
 
 from trainer.base.errors import UserError
 from trainer.config.checks.cross import cross_checks
-from trainer.config.checks.problems import raise_problems, settings_error, unknown_key
-from trainer.config.keys import dotted, verl
+from trainer.config.checks.problems import SettingsError
+from trainer.config.keys import dotted
 from trainer.config.keys.describe import wrong_value
 from trainer.config.keys.interpolation import NotPlain, copy, merge, resolve
 from trainer.config.keys.tree import (
     NOT_SETTINGS,
+    default_of,
     defaults,
     format_value,
     is_known,
     known_groups,
-    leaves,
 )
 from trainer.config.schema import Config
+from trainer.config.verl.translate import refusals, translate_tree
 
 
 def load(settings: Mapping[str, Any] | DictConfig, *, complete: bool = True) -> Config:
@@ -36,19 +37,44 @@ def load(settings: Mapping[str, Any] | DictConfig, *, complete: bool = True) -> 
     every unknown key, wrong value and contradiction at once.
     """
     tree = _plain(settings)
-    problems = _rename_aliases(tree) + _drop_redundant(tree) + _drop_replaced_groups(tree)
+    translations, problems = translate_tree(tree)
+    problems += refusals(translations) + _drop_replaced_groups(tree)
     try:
         written, resolved = _resolve(tree)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise settings_error(
+        raise SettingsError(
             [*problems, f"settings cannot be resolved: {str(error).splitlines()[0]}"]
         ) from error
-    try:
-        config = Config.model_validate(resolved)
-    except ValidationError as error:
-        raise settings_error(problems + _explain(error, written, resolved)) from None
-    raise_problems(problems + cross_checks(config, complete=complete))
+    config, wrong = _validate(written, resolved)
+    problems += wrong.values()
+    if config is not None:
+        problems += [
+            problem
+            for problem in cross_checks(config, complete=complete)
+            if not any(key in problem for key in wrong)
+        ]
+    if problems or config is None:
+        raise SettingsError(problems)
     return config
+
+
+def _validate(
+    written: dict[str, Any], resolved: dict[str, Any]
+) -> tuple[Config | None, dict[str, str]]:
+    """The settings, and a message for each key of a wrong value. Wrong values give way to defaults,
+    so that the other settings can be checked; None where that does not help.
+    """
+    try:
+        return Config.model_validate(resolved), {}
+    except ValidationError as error:
+        wrong, following = _explain(error, written, resolved)
+    values = copy(resolved)
+    for key in (*wrong, *following):
+        dotted.put(values, key, default_of(key))
+    try:
+        return Config.model_validate(values), wrong
+    except ValidationError:
+        return None, wrong
 
 
 def _plain(settings: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
@@ -58,37 +84,6 @@ def _plain(settings: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         raise UserError(f"settings must be a group of keys, not {type(raw).__name__}")
     return {str(k): copy(v) for k, v in raw.items() if k not in NOT_SETTINGS}
-
-
-def _rename_aliases(tree: dict[str, Any]) -> list[str]:
-    """Move values of verl's other spellings to our keys, in place. Returns contradictions."""
-    problems = []
-    for alias, key in verl.ALIASES.items():
-        value = dotted.take(tree, alias)
-        if value is dotted.ABSENT:
-            continue
-        value = verl.ALIAS_VALUES.get((alias, str(value)), value)
-        old = dotted.take(tree, key)
-        if old is not dotted.ABSENT and old != value:
-            problems.append(
-                f"{alias} is another name of {key}: set one of them (now {value} and {old})"
-            )
-        dotted.put(tree, key, value)
-    return problems
-
-
-def _drop_redundant(tree: dict[str, Any]) -> list[str]:
-    """Take out verl's keys that ask for what happens anyway, in place. Returns a message for each
-    that asks for something else.
-    """
-    problems = []
-    for key in verl.REDUNDANT:
-        value = dotted.take(tree, key)
-        if value is dotted.ABSENT:
-            continue
-        if not verl.is_redundant(key, format_value(value)):
-            problems.append(unknown_key(key))
-    return problems
 
 
 def _drop_replaced_groups(tree: dict[str, Any]) -> list[str]:
@@ -127,28 +122,19 @@ def resolve_by_omegaconf(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 def _explain(
     error: ValidationError, written: dict[str, Any], resolved: dict[str, Any]
-) -> list[str]:
-    """One message per key, however many branches of a union pydantic tried. Keys that only follow
-    a wrong one are left out.
+) -> tuple[dict[str, str], list[str]]:
+    """Key of a wrong value -> one message, however many branches of a union pydantic tried; and the
+    keys that only follow a wrong one.
     """
     set_keys: dict[str, str] = {}
     following_keys: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False):
         key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            set_keys.update({leaf: unknown_key(leaf) for leaf in _leaves_of(resolved, key)})
-            continue
         while key and not is_known(key):
             key = key.rpartition(".")[0]
         follows = "${" in str(dotted.get(written, key))
         messages = following_keys if follows else set_keys
         messages[key] = wrong_value(key, dotted.get(resolved, key))
-    return list((set_keys or following_keys).values())
-
-
-def _leaves_of(tree: dict[str, Any], key: str) -> list[str]:
-    """Dotted names of everything under ``key``, or ``key`` itself when it is no group."""
-    value = dotted.get(tree, key)
-    if not isinstance(value, Mapping) or not value:
-        return [key]
-    return [leaf for leaf, _ in leaves(value, f"{key}.")]
+    if not set_keys:
+        return following_keys, []
+    return set_keys, list(following_keys)

@@ -1,5 +1,5 @@
-"""Checks the command line before Hydra composes: all unknown keys at once, verl's other spellings
-renamed.
+"""Checks the command line before Hydra composes: all unknown keys at once, verl's settings by their
+names here.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
@@ -16,10 +16,19 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from trainer.base.errors import nearest
-from trainer.config.checks.problems import raise_problems, unknown_key
-from trainer.config.keys import verl
 from trainer.config.keys.conf_tree import conf_dir, config_groups
-from trainer.config.keys.tree import NOT_SETTINGS, format_value, in_open_group, is_known, known_keys
+from trainer.config.keys.tree import (
+    NOT_SETTINGS,
+    in_open_group,
+    known_groups,
+    known_keys,
+)
+from trainer.config.verl.translate import (
+    Translation,
+    accepted_line,
+    refusals,
+    translate,
+)
 
 HYDRA_OVERRIDES = (
     "hydra.run.dir=.",
@@ -42,77 +51,95 @@ class CommandLine:
     """A checked command line."""
 
     argv: list[str]
-    """Arguments for Hydra."""
+    """Arguments for Hydra, without what is wrong in them."""
     multirun: bool
+    problems: list[str]
+    """One message for each mistake."""
+    notes: list[str]
+    """Lines for the user: settings that change nothing, and those given twice."""
+
+
+@dataclass
+class _Overrides:
+    """The overrides as Hydra shall see them, and what is to be said about those typed."""
+
+    texts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    translations: dict[str, Translation] = field(default_factory=dict)
+    """verl's settings that are not taken, as typed -> what they are here."""
 
 
 def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandLine:
     """The command line for Hydra.
 
-    Raises UserError with every unknown key, every override that cannot be read, and, where it
+    Its problems are every unknown key, every override that cannot be read, and, where it
     ``starts_run`` on this machine, those that only jobs on Slurm read.
     """
     flags = get_args_parser().parse_intermixed_args(list(argv))
     groups = config_groups([conf_dir(), *_folders(flags.config_path, flags.config_dir)])
-    problems, checked = _check_all(flags.overrides, groups)
+    overrides = _Overrides()
+    for text in flags.overrides:
+        _add_override(overrides, text, groups)
+    problems = [*overrides.problems, *refusals(overrides.translations)]
     if starts_run and not (flags.multirun or flags.cfg or flags.info):
-        problems += _read_by_jobs_only(checked)
-    raise_problems(problems + _contradictions(checked))
+        problems += _read_by_jobs_only(overrides.texts)
+    texts, notes = _last_of_each_key(overrides.texts)
+    accepted = accepted_line(overrides.translations)
     options = _remove_overrides(argv, flags.overrides)
     added = list(HYDRA_OVERRIDES)
-    if flags.multirun and not _sets(checked, "hydra/launcher"):
+    if flags.multirun and not _sets(texts, "hydra/launcher"):
         added.append(LAUNCHER)
-    if flags.multirun and not _sets(checked, "hydra/sweeper"):
+    if flags.multirun and not _sets(texts, "hydra/sweeper"):
         added.append(SWEEPER)
-    if flags.multirun and not _sets(checked, "hydra.sweep.dir"):
+    if flags.multirun and not _sets(texts, "hydra.sweep.dir"):
         added.append(SWEEP_DIR)
     if flags.config_path is not None:
         added.append(f"hydra.searchpath=['file://{conf_dir()}']")
         options = [_absolute_folder(text, flags.config_path) for text in options]
-    return CommandLine(argv=[*options, *added, *checked], multirun=flags.multirun)
+    return CommandLine(
+        argv=[*options, *added, *texts],
+        multirun=flags.multirun,
+        problems=problems,
+        notes=notes if accepted is None else [accepted, *notes],
+    )
 
 
-def _check_all(texts: Sequence[str], groups: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """Problems, and the overrides as Hydra shall see them, without those that change nothing."""
-    problems: list[str] = []
-    checked: list[str] = []
-    for text in texts:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException as error:
-            problems.append(_unreadable(text, error))
-            continue
-        if verl.is_redundant(override.key_or_group, text.partition("=")[2]):
-            continue
-        problem, renamed = _check_one(override, text, groups)
-        problems += [problem] if problem else []
-        checked.append(renamed)
-    return problems, checked
-
-
-def _check_one(
-    override: Override, text: str, groups: dict[str, list[str]]
-) -> tuple[str | None, str]:
-    """A problem or None, and the override as Hydra shall see it."""
+def _add_override(overrides: _Overrides, text: str, groups: dict[str, list[str]]) -> None:
+    """Add the override ``text`` as Hydra shall see it, or what is wrong with it."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        overrides.problems.append(_unreadable(text, error))
+        return
     key = override.key_or_group
     top = key.partition(".")[0]
     if "/" in key or top == "hydra" or (top in NOT_SETTINGS and "." in key):
-        return None, text
-    if key in groups and not override.is_delete():
-        return _check_choice(key, override.value(), groups[key]), text
-    if key in verl.ALIASES:
-        return None, _renamed(key, text)
-    if not is_known(key):
-        return unknown_key(key) if "." in key or key not in groups else None, text
-    if override.is_delete():
-        return (
-            f"~{key}: settings can't be taken away; set {key}=null, or leave it out for its "
-            "default",
-            text,
+        overrides.texts.append(text)
+    elif key in groups and not override.is_delete():
+        problem = _check_choice(key, override.value(), groups[key])
+        if problem is None:
+            overrides.texts.append(text)
+        else:
+            overrides.problems.append(problem)
+    else:
+        _add_setting(overrides, override, text)
+
+
+def _add_setting(overrides: _Overrides, override: Override, text: str) -> None:
+    """Add a setting under its name here, unless it changes nothing or is not supported."""
+    key = override.key_or_group
+    found = translate(key, text.partition("=")[2])
+    if found.outcome != "taken":
+        overrides.translations[text.lstrip("+~")] = found
+    elif override.is_delete():
+        overrides.problems.append(
+            f"~{key}: settings can't be taken away; set {key}=null, or leave it out for its default"
         )
-    if in_open_group(key):
-        return None, "++" + text.lstrip("+")
-    return None, text.lstrip("+") if override.is_add() else text
+    elif found.key in known_groups() and isinstance(override.value(), str | int | float):
+        overrides.problems.append(f"{key}={found.value}: expected a group of keys")
+    else:
+        prefix = "++" if in_open_group(found.key) else ""
+        overrides.texts.append(f"{prefix}{found.key}={found.value}")
 
 
 def _check_choice(group: str, value: object, choices: list[str]) -> str | None:
@@ -123,22 +150,20 @@ def _check_choice(group: str, value: object, choices: list[str]) -> str | None:
     )
 
 
-def _renamed(alias: str, text: str) -> str:
-    value = text.partition("=")[2]
-    if (alias, value) in verl.ALIAS_VALUES:
-        value = format_value(verl.ALIAS_VALUES[alias, value])
-    return f"{verl.ALIASES[alias]}={value}"
-
-
-def _contradictions(texts: list[str]) -> list[str]:
-    """Keys that are set twice with different values, such as a key and its other spelling."""
-    seen: dict[str, str] = {}
-    problems = []
+def _last_of_each_key(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Of each setting the last override, in their order; and a line for each that was given twice
+    with different values.
+    """
+    last: dict[str, str] = {}
+    notes: list[str] = []
     for text in texts:
-        key, _, value = text.lstrip("+~").partition("=")
-        if key in known_keys() and seen.setdefault(key, value) != value:
-            problems.append(f"{key} is set twice: {seen[key]} and {value}")
-    return problems
+        key, _, value = text.lstrip("+").partition("=")
+        before = last.pop(key, None)
+        last[key] = text
+        earlier = None if before is None else before.partition("=")[2]
+        if earlier is not None and earlier != value:
+            notes.append(f"{key} is given twice: the last one, {value}, counts, not {earlier}")
+    return list(last.values()), notes
 
 
 def _read_by_jobs_only(texts: list[str]) -> list[str]:

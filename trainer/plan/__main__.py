@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 def show(settings: Any, options: PlanOptions) -> int:
     """Print the plan of composed settings. Raises UserError with every violation at once."""
     from trainer.config import load
-    from trainer.config.checks.problems import settings_error
+    from trainer.config.checks.problems import SettingsError
     from trainer.plan import lengths, model, report
 
     config = load(settings, complete=False)
@@ -65,7 +65,7 @@ def show(settings: Any, options: PlanOptions) -> int:
     try:
         sys.stdout.write(report.report(config, options, sizes, shape, measured))
     except ValueError as error:
-        raise settings_error(str(error).splitlines()) from None
+        raise SettingsError(str(error).splitlines()) from None
     return 0
 
 

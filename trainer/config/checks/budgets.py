@@ -72,12 +72,6 @@ def budget_checks(config: Config) -> list[str]:
 
 
 def _tokens_or_count(role: Role) -> Iterator[str]:
-    if role.dynamic and role.micro is not None:
-        yield (
-            f"{role.dynamic_key}=true and {role.micro_key}={role.micro} exclude each other: "
-            "micro-batches are cut by tokens or by count; set "
-            f"{role.micro_key}=null, or {role.dynamic_key}=false"
-        )
     if not role.dynamic and role.micro is None:
         yield f"{role.dynamic_key}=false needs {role.micro_key}; set it to a number such as 8"
 

@@ -1,7 +1,6 @@
-"""The keys themselves: their names, defaults, types in words, and verl's other spellings.
+"""The keys themselves: their names, defaults and types in words.
 
 Read ``conf_tree`` (where ``conf/`` lies), ``tree`` (keys and defaults in ``conf/config.yaml``),
-``derived`` (keys written ``${...}``), ``verl`` (tables of verl's keys), then ``fields`` and
-``describe``, which look into the schema. ``dotted`` reads and changes nested mappings by dotted
-key.
+``derived`` (keys written ``${...}``), then ``fields`` and ``describe``, which look into the schema.
+``dotted`` reads and changes nested mappings by dotted key.
 """

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.keys import dotted
-from trainer.config.keys.interpolation import twice
+from trainer.config.keys.interpolation import EXPRESSIONS
 from trainer.config.keys.tree import known_keys
-
-_TWICE = "${twice:"
 
 
 def derived_keys() -> dict[str, str]:
@@ -36,7 +34,8 @@ def with_expressions(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluate(values: Mapping[str, Any], expression: str) -> Any:
-    if expression.startswith(_TWICE):
-        inner = expression.removeprefix(_TWICE).removesuffix("}")
-        return twice(_evaluate(values, inner))
-    return dotted.get(values, expression.removeprefix("${").removesuffix("}"))
+    inner = expression.removeprefix("${").removesuffix("}")
+    name, colon, argument = inner.partition(":")
+    if colon:
+        return EXPRESSIONS[name](_evaluate(values, argument))
+    return dotted.get(values, inner)

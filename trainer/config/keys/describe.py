@@ -9,7 +9,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trainer.config.keys import verl
 from trainer.config.keys.fields import fields
 from trainer.config.keys.tree import format_value, known_keys
 
@@ -24,9 +23,6 @@ _BASIC = {
 
 def wrong_value(key: str, value: Any) -> str:
     """The message for a value of the wrong type or outside its range."""
-    reason = verl.UNSUPPORTED_VALUES.get((key, str(value)))
-    if reason:
-        return f"{key}={value} is not supported: {reason}"
     field = fields().get(key)
     expected = describe(field.annotation, field.metadata) if field else "something else"
     if isinstance(value, str) and value.startswith("[") and "a list" in expected:

@@ -1,15 +1,15 @@
 """Interpolations ``${...}`` in a tree of plain values.
 
-The forms that settings are written in (another key, ``twice``, ``oc.env``) are resolved here, in
-well under a millisecond for all settings; OmegaConf, which knows all forms, takes 50 ms. What is
-resolved here has the value that OmegaConf gives it.
+The forms that settings are written in (another key, a function of one, ``oc.env``) are resolved
+here, in well under a millisecond for all settings; OmegaConf, which knows all forms, takes 50 ms.
+What is resolved here has the value that OmegaConf gives it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -18,10 +18,35 @@ MOST_VALUES = 100_000
 """More values than any settings hold: lists that repeat each other, ``[${a},${a}]``, grow without
 end.
 """
+
+
+def twice(budget: Any) -> Any:
+    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``."""
+    if isinstance(budget, int):
+        return 2 * budget
+    return budget if isinstance(budget, str) else [2 * tokens for tokens in budget]
+
+
+def is_null(value: Any) -> bool:
+    """Whether another key is not set: micro-batches are cut by tokens unless their count is."""
+    return value is None
+
+
+def zero_stage_for(param_offload: Any) -> int:
+    """The ZeRO stage: 3 where weights are kept in host memory, which no other stage does."""
+    return 3 if param_offload is True else 1
+
+
+EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
+    "twice": twice,
+    "is_null": is_null,
+    "zero_stage_for": zero_stage_for,
+}
+"""Functions of ``${name:${other.key}}`` in ``conf/config.yaml``."""
 _DEEPEST = 32
 _KEY = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _TOKEN = re.compile(
-    rf"\$\{{(?:twice:\$\{{(?P<doubled>{_KEY})\}}"
+    rf"\$\{{(?:(?P<function>{'|'.join(EXPRESSIONS)}):\$\{{(?P<argument>{_KEY})\}}"
     r"|oc\.env:(?P<variable>[A-Za-z_]\w*)(?:,(?P<default>[A-Za-z./_-][\w./-]*))?"
     rf"|(?P<key>{_KEY}))\}}",
     re.ASCII,
@@ -112,7 +137,7 @@ class _Resolver:
             return _environment(token["variable"], token["default"])
         if token["key"] is not None:
             return self.value(self._target(token["key"]), depth + 1)
-        return _doubled(self.value(self._target(token["doubled"]), depth + 1))
+        return _computed(token["function"], self.value(self._target(token["argument"]), depth + 1))
 
     def _target(self, key: str) -> Any:
         node: Any = self.tree
@@ -123,16 +148,9 @@ class _Resolver:
         return node
 
 
-def twice(budget: Any) -> Any:
-    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``."""
-    if isinstance(budget, int):
-        return 2 * budget
-    return budget if isinstance(budget, str) else [2 * tokens for tokens in budget]
-
-
-def _doubled(budget: Any) -> Any:
+def _computed(function: str, argument: Any) -> Any:
     try:
-        return twice(budget)
+        return EXPRESSIONS[function](argument)
     except TypeError:
         raise NotPlain from None  # OmegaConf's error names the key
 

@@ -11,8 +11,12 @@ from omegaconf import OmegaConf
 
 from trainer.config.keys import dotted
 from trainer.config.keys.conf_tree import conf_dir
-from trainer.config.keys.interpolation import copy, twice
+from trainer.config.keys.interpolation import EXPRESSIONS, copy
 
+LIKE_NAME = 0.75
+"""Least likeness of the last parts of two keys that may be taken for each other."""
+LIKE_GROUP = 0.6
+"""Least likeness of the groups before them."""
 OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
 """Groups in which the user may put any key."""
 NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
@@ -21,7 +25,8 @@ NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
 """
 
 
-OmegaConf.register_new_resolver("twice", twice, replace=True)
+for _name, _function in EXPRESSIONS.items():
+    OmegaConf.register_new_resolver(_name, _function, replace=True)
 
 
 @lru_cache(maxsize=1)
@@ -89,17 +94,23 @@ def is_known(key: str) -> bool:
 
 
 def nearest_key(key: str) -> str | None:
-    """The known key that someone who typed ``key`` most likely meant: alike as a whole, or equal in
-    its last parts.
+    """The known key that someone who typed ``key`` most likely meant: alike in the last part and in
+    the groups before it, if any were typed. None when no key is.
     """
+    group, _, name = key.rpartition(".")
 
     def likeness(known: str) -> float:
-        whole = SequenceMatcher(None, key, known).ratio()
-        last = SequenceMatcher(None, key.rsplit(".", 1)[-1], known.rsplit(".", 1)[-1]).ratio()
-        return 0.4 * whole + 0.6 * last
+        known_group, _, known_name = known.rpartition(".")
+        same_name = SequenceMatcher(None, name, known_name).ratio()
+        same_group = 1.0
+        if group and not f".{known_group}".endswith(f".{group}"):
+            same_group = SequenceMatcher(None, group, known_group).ratio()
+        if same_name < LIKE_NAME or same_group < LIKE_GROUP:
+            return 0.0
+        return same_name + same_group
 
     best = max([*known_keys(), *known_groups()], key=likeness)
-    return best if likeness(best) >= 0.6 else None
+    return best if likeness(best) > 0 else None
 
 
 def format_value(value: Any) -> str:

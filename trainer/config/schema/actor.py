@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,11 +35,17 @@ STATIC_MICRO_BATCHES = NoEffect(
     (False,),
     "cuts micro-batches by count and pads them: set it to true",
 )
+BY_TOKENS = NoEffect(
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+    (True,),
+    "cuts micro-batches by tokens: set it to false",
+)
 NO_BUCKETING = NoEffect(
     "actor_rollout_ref.actor.dynamic_bsz_bucketing",
     (False,),
     "keeps no buckets apart: set it to true",
 )
+REF_BY_TOKENS = replace(BY_TOKENS, switch="actor_rollout_ref.ref.log_prob_use_dynamic_bsz")
 NO_KL_LOSS = NoEffect(
     "actor_rollout_ref.actor.use_kl_loss", (False,), "adds no KL to the loss: set it to true"
 )
@@ -118,8 +125,8 @@ class Actor(Section):
     strategy: Literal["deepspeed"]
     """Training engine."""
     use_dynamic_bsz: bool
-    """Cut micro-batches by tokens. false: ``ppo_micro_batch_size_per_gpu`` sequences each, padded
-    to the longest.
+    """Cut micro-batches by tokens; so by default unless ``ppo_micro_batch_size_per_gpu`` is set.
+    false: that many sequences each, padded to the longest.
     """
     ppo_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most real tokens of a micro-batch of a rank, with ``use_dynamic_bsz``: one number, a list by
@@ -127,7 +134,7 @@ class Actor(Section):
     """
     ppo_mini_batch_size: Count
     """Prompts (RL) or samples (SFT) of one optimizer step, over all ranks."""
-    ppo_micro_batch_size_per_gpu: Count | None
+    ppo_micro_batch_size_per_gpu: Annotated[Count | None, BY_TOKENS]
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
     dynamic_bsz_bucketing: Annotated[bool, MAY_CHANGE, STATIC_MICRO_BATCHES]
     """Never mix sequences of different length buckets in a micro-batch, with
@@ -182,7 +189,9 @@ class Actor(Section):
     CPU that multiplies it, fp32 on other CPUs, where bf16 is some 60 times slower.
     """
     zero_stage: Annotated[int, Field(ge=0, le=3), MAY_CHANGE]
-    """What is sharded over ranks. 1: optimizer state, 2: and gradients, 3: and weights."""
+    """What is sharded over ranks. 1: optimizer state, 2: and gradients, 3: and weights. By default
+    1, and 3 with ``param_offload``.
+    """
     param_offload: Annotated[bool, MAY_CHANGE]
     """Keep weights in host memory between uses (ZeRO 3)."""
     grad_offload: Annotated[bool, MAY_CHANGE]
@@ -200,7 +209,7 @@ class Ref(Section):
     """Cut the reference's micro-batches by tokens."""
     log_prob_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most tokens of a forward-only micro-batch of a rank."""
-    log_prob_micro_batch_size_per_gpu: Count | None
+    log_prob_micro_batch_size_per_gpu: Annotated[Count | None, REF_BY_TOKENS]
     """Sequences of a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
     ema_interval: Count | None
     """Move the reference towards the policy each so many steps. null: it stays the model that the

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.schema.actor import Actor, Model, Ref
+from trainer.config.schema.actor import BY_TOKENS, Actor, Model, Ref
 from trainer.config.schema.base import (
     Budget,
     Count,
@@ -32,6 +33,9 @@ GREEDY_VALIDATION = NoEffect(
     "actor_rollout_ref.rollout.val_kwargs.do_sample",
     (False,),
     "takes the likeliest token: set it to true",
+)
+LOG_PROBS_BY_TOKENS = replace(
+    BY_TOKENS, switch="actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"
 )
 NO_SERVER = NoEffect(
     "actor_rollout_ref.rollout.name", ("hf", "vllm"), "starts no server: set it to vllm_server"
@@ -113,7 +117,7 @@ class Rollout(Section):
     """Cut the micro-batches that recompute old log-probs by tokens."""
     log_prob_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE]
     """Most tokens of such a forward-only micro-batch of a rank."""
-    log_prob_micro_batch_size_per_gpu: Count | None
+    log_prob_micro_batch_size_per_gpu: Annotated[Count | None, LOG_PROBS_BY_TOKENS]
     """Sequences of such a micro-batch when ``log_prob_use_dynamic_bsz`` is false."""
     gpu_memory_utilization: Annotated[OpenShare, MAY_CHANGE, READ_BY_VLLM]
     """Share of the GPU's memory for generation (vllm)."""
