@@ -70,7 +70,8 @@ def status(options: Namespace) -> int:
         for entry in entries:
             sys.stdout.write(json.dumps(asdict(entry) | asdict(states[entry.run])) + "\n")
         return 0
-    console_of().print(table_of(entries, states))
+    console = console_of()
+    console.print(table_of(entries, states, console.width))
     return 0
 
 
@@ -148,10 +149,12 @@ def resubmit(options: Namespace) -> int:
 
 def compare(options: Namespace) -> int:
     """Metrics side by side."""
-    from jobs.view.compare import compare_table
+    from jobs.view.compare import compare_tables
 
     entries, _ = _selected(options)
-    console_of().print(compare_table(entries, options.metric, options.at))
+    console = console_of()
+    for table in compare_tables(entries, options.metric, options.at, console.width):
+        console.print(table)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from jobs.ledger import Entry
 from jobs.rank_logs import tail_of
 from jobs.run_state import RunState
 from jobs.submit.report import plain, varying_overrides
+from jobs.view.columns import cut, fitted_widths
 from trainer.base.metrics_file import METRICS_FILE, last_values
 
 REWARD = ("critic/score/mean", "val/reward", "train/loss")
@@ -22,6 +24,12 @@ SPEED = ("perf/throughput", "perf/tokens_per_second")
 ETTR = ("goodput/ettr",)
 TITLES = ("run", "overrides", "state", "job", "att", "step", "reward", "tok/s", "ettr", "reason")
 NUMBERS = ("att", "step", "reward", "tok/s", "ettr")
+ALWAYS = ("state", "step", "reward", "tok/s")
+"""Columns that are never cut, however narrow the terminal."""
+EXTRA = ("att", "ettr", "job")
+"""Columns that are left out where there is no room, the last one first."""
+FLEXIBLE = ("reason", "overrides")
+"""Columns that give way, down to a few characters."""
 COLOUR = {
     "COMPLETED": "green",
     "RUNNING": "cyan",
@@ -33,20 +41,27 @@ COLOUR = {
 
 
 def console_of() -> Console:
-    """The terminal. A pipe or a file gets lines of 200 characters, whatever the window's width."""
-    return Console(width=None if sys.stdout.isatty() else 200)
+    """The terminal. A pipe or a file gets lines of 200 characters unless COLUMNS says otherwise."""
+    follows = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if follows else 200)
 
 
-def table_of(entries: Sequence[Entry], states: Mapping[str, RunState]) -> Table:
-    """One row per run with the columns of ``TITLES``; no empty columns."""
+def table_of(entries: Sequence[Entry], states: Mapping[str, RunState], width: int) -> Table:
+    """One row per run with the columns of ``TITLES`` that are not empty and fit into ``width``."""
     varying = varying_of(entries)
     rows = [_row(entry, states[entry.run], varying[entry.run]) for entry in entries]
-    shown = [n for n in range(len(TITLES)) if n == 0 or any(row[n] for row in rows)]
+    needed = {
+        title: max([len(title), *(len(row[n]) for row in rows)])
+        for n, title in enumerate(TITLES)
+        if n == 0 or any(row[n] for row in rows)
+    }
+    widths = fitted_widths(needed, width, name="run", always=ALWAYS, extra=EXTRA, flexible=FLEXIBLE)
     table = Table(box=None, pad_edge=False)
-    for n in shown:
-        _add_column(table, TITLES[n])
+    for title, size in widths.items():
+        _add_column(table, title, size)
     for row in rows:
-        table.add_row(*(_cell(TITLES[n], row[n]) for n in shown))
+        cells = dict(zip(TITLES, row, strict=True))
+        table.add_row(*(_cell(title, cells[title], size) for title, size in widths.items()))
     return table
 
 
@@ -66,19 +81,14 @@ def _row(entry: Entry, state: RunState, overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def _add_column(table: Table, title: str) -> None:
-    """Overrides and reason get the width that the others leave on a narrow terminal."""
-    if title == "overrides":
-        table.add_column(title, overflow="ellipsis", no_wrap=True)
-    elif title == "reason":
-        table.add_column(title, overflow="fold")
-    else:
-        justify: Literal["left", "right"] = "right" if title in NUMBERS else "left"
-        table.add_column(title, justify=justify, no_wrap=True, min_width=3)
+def _add_column(table: Table, title: str, width: int) -> None:
+    justify: Literal["left", "right"] = "right" if title in NUMBERS else "left"
+    table.add_column(title, justify=justify, no_wrap=True, width=width)
 
 
-def _cell(title: str, text: str) -> Text:
-    return Text(text, style=COLOUR.get(text, "") if title == "state" else "")
+def _cell(title: str, text: str, width: int) -> Text:
+    shown = cut(text, width, in_front=title == "run")
+    return Text(shown, style=COLOUR.get(text, "") if title == "state" else "")
 
 
 def _reason(entry: Entry, state: RunState) -> str:

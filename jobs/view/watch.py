@@ -36,7 +36,7 @@ def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> 
                 sys.stderr.write(f"{error} Asking again.\n")
                 time.sleep(poll_s)
                 continue
-            live.update(table_of(entries, states), refresh=True)
+            live.update(table_of(entries, states, console.width), refresh=True)
             if all(states[entry.run].state in (COMPLETED, *FAILED, UNKNOWN) for entry in entries):
                 break
             time.sleep(pause)

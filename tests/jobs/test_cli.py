@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_the_table_on_a_narrow_terminal_and_in_a_pipe(
         "step 1\nRuntimeError: on fire\n"
     )
     entries = select(ledger.read(ledger_file), [])
-    table = table_of(entries, states_of(entries, Slurm()))
+    table = table_of(entries, states_of(entries, Slurm()), 60)
     narrow = io.StringIO()
     Console(file=narrow, width=60, no_color=True).print(table)
     assert (
@@ -150,6 +151,49 @@ def test_the_table_on_a_narrow_terminal_and_in_a_pipe(
     main(["status"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and "\x1b" not in "".join(lines) and "RuntimeError: on fire" in lines[2]
+
+
+def test_at_80_columns_state_step_reward_and_speed_are_whole(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run without siblings shows all its overrides; no other run loses its columns to it."""
+    long = tuple(f"actor_rollout_ref.actor.some_long_key_{n}={n}" for n in range(20))
+    folder = ledger_file.parent / "alone"
+    alone = replace(entry_named("a" * 70 + "/0"), run=str(folder), overrides=long, job="local")
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 12345, "critic/score/mean": -0.12345, "perf/throughput": 123456.0}\n'
+    )
+    ledger.append(ledger_file, [alone])
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["status"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and max(map(len, lines)) <= 80
+    assert all(title in lines[0] for title in ("run", "state", "step", "reward", "tok/s"))
+    assert any("COMPLETED" in line for line in lines)
+    (row,) = [line for line in lines if line.startswith("…")]
+    assert all(text in row for text in ("a/0 ", "12345", "-0.1234", "1.235e+05"))
+
+
+def test_a_run_takes_one_line_a_table_of_metrics_at_80_columns(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"a/very/long/name/of/a/metric_{n}" for n in range(7)]
+    for n in range(2):
+        text = json.dumps({"step": 2} | {name: 1234567.8 + n for name in names})
+        (ledger_file.parent / f"run{n}/metrics.jsonl").write_text(text + "\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["compare", "s/0", "s/1", *(word for name in names for word in ("--metric", name))])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and sum("s/0" in line for line in lines) == 2
+    assert sum(line.count("1.23457e+06") for line in lines) == 14
+
+
+def test_a_step_that_no_run_has_is_told(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "s/0", "s/1", "--at", "999"]) == 2
+    assert "no run has step 999: the newest one is 3" in capsys.readouterr().err
 
 
 def test_runs_of_a_sweep_stand_in_their_order() -> None:
