@@ -29,11 +29,12 @@ def fitted_widths(
     """
     fixed = {title: widths[title] for title in always if title in widths}
     room = total - sum(width + GAP for width in fixed.values())
-    reserved = min(LEAST_FLEXIBLE + GAP, sum(widths.get(title, 0) + GAP for title in flexible))
+    giving = [title for title in flexible if title in widths]
+    reserved = min(LEAST_FLEXIBLE + GAP, sum(widths[title] + GAP for title in giving))
     fixed[name] = min(widths[name], max(LEAST_NAME, room - reserved))
     room -= fixed[name]
     shown: dict[str, int] = {}
-    for title in (one for one in flexible if one in widths):
+    for title in giving:
         least = min(widths[title], LEAST_FLEXIBLE)
         if room >= least + GAP:
             shown[title] = least

@@ -172,7 +172,7 @@ def test_at_80_columns_state_step_reward_and_speed_are_whole(
     assert all(title in lines[0] for title in ("run", "state", "step", "reward", "tok/s"))
     assert any("COMPLETED" in line for line in lines)
     (row,) = [line for line in lines if line.startswith("…")]
-    assert all(text in row for text in ("a/0 ", "12345", "-0.1234", "1.235e+05"))
+    assert all(text in row for text in ("a/0 ", " 12345 ", " -0.1235 ", "1.235e+05"))
 
 
 def test_a_run_takes_one_line_a_table_of_metrics_at_80_columns(
