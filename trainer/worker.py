@@ -32,8 +32,9 @@ def run_task(run_dir: Path) -> int:
     info = rank_info.rank_from_environment()
     environment.prepare(info.local_world_size)
     from trainer.config import load_frozen
+    from trainer.config.user_files import use_frozen
 
-    config = load_frozen(run_dir)
+    config = use_frozen(load_frozen(run_dir), run_dir)
     rollout_nodes.require(config)
     library_logs.silence_libraries(config.trainer.device)
     # torch from here on: the environment above had to come first

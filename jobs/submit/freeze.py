@@ -18,6 +18,7 @@ from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
 from trainer.base import atomic
 from trainer.base.run_folder import read_json
 from trainer.config import freeze
+from trainer.config.user_files import recorded_digests
 
 
 def private_folder(path: Path) -> None:
@@ -26,15 +27,15 @@ def private_folder(path: Path) -> None:
 
 
 def freeze_run(job: Job, record: Mapping[str, Any]) -> None:
-    """Write ``config.yaml`` and ``job.json`` of a run. A resumed run keeps the config it was
-    started with.
+    """Write ``config.yaml`` and ``job.json`` of a run, and copies of the user's files. A resumed
+    run keeps what it was started with.
     """
     private_folder(job.run)
     os.chmod(job.run, 0o700)
     target = job.run / "config.yaml"
     if not (job.resumes and target.exists()):
         freeze(job.checked, job.run)
-    atomic.write_json(job.run / "job.json", dict(record))
+    atomic.write_json(job.run / "job.json", dict(record) | {"files": recorded_digests(job.run)})
 
 
 def job_record(

@@ -58,12 +58,15 @@ def jobs_of(
 
 def _job_of(point: Point, sweep_dir: Path) -> Job:
     from trainer.config import load
+    from trainer.config.user_files import file_digests, read_contents
 
     settings = {key: value for key, value in point.config.items() if key not in SITE_KEYS}
     checked = load(settings)
     # With every default and one spelling of every key.
     config = checked.model_dump(mode="json")
-    signature = signature_of(config)
+    # What the user's files say is part of what a run computes.
+    files = file_digests(read_contents(checked))
+    signature = signature_of(config | ({"user files": files} if files else {}))
     return Job(
         index=point.index,
         overrides=point.overrides,

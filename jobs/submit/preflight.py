@@ -17,6 +17,7 @@ from trainer.base.errors import UserError, nearest
 from trainer.base.model_shape import ModelShape
 from trainer.base.precision import planned_precision
 from trainer.config import Config
+from trainer.config.user_files import is_template
 from trainer.plan import memory
 from trainer.plan.model import folder_of
 
@@ -142,10 +143,13 @@ def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
 def input_problems(config: Config) -> list[str]:
     """Files and folders that the config names and that do not exist."""
     model = config.actor_rollout_ref.model.path
+    template = config.data.chat_template
     named: dict[str, str | list[str] | None] = {
         "data.train_files": config.data.train_files,
         "data.val_files": config.data.val_files,
         "custom_reward_function.path": config.custom_reward_function.path,
+        "actor_rollout_ref.rollout.agent.path": config.actor_rollout_ref.rollout.agent.path,
+        "data.chat_template": None if is_template(template) else template,
         # org/name is a model of the hub; what begins like a path is one
         "actor_rollout_ref.model.path": model
         if model and model.startswith(("/", "./", "../", "~"))

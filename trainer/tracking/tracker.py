@@ -15,6 +15,7 @@ from trainer.base.metrics_file import METRICS_FILE, MetricsFile, ReplacedSteps, 
 from trainer.base.rank_info import rank_from_environment
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import Watermarks
+from trainer.config.user_files import recorded_digests
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, workers_hint
 from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
@@ -92,7 +93,7 @@ class Tracker:
         section = config.trainer
         return cls(
             run_dir,
-            config.model_dump(),
+            config.model_dump() | {"user_files": recorded_digests(run_dir)},
             rank=rank,
             loggers=section.logger,
             project=section.project_name,

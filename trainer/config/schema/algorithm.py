@@ -18,7 +18,7 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
-from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, NOT_BUILT, RL_ONLY, NoEffect
+from trainer.config.schema.markers import MAY_CHANGE, NOT_BUILT, RL_ONLY, USER_CODE, NoEffect
 
 AdvEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
 _DISCOUNTING = ("reinforce_plus_plus", "gae")
@@ -127,8 +127,10 @@ class RewardModel(Section):
 class CustomRewardFunction(Section):
     """``custom_reward_function``: your own reward."""
 
-    path: Annotated[Text | None, LOCAL_PATH]
-    """Python file that defines it. null: the rule that fits the data."""
+    path: Annotated[Text | None, USER_CODE]
+    """Python file that defines it. null: the rule that fits the data. The run keeps a copy of it,
+    and of the modules beside it that it imports.
+    """
     name: Annotated[Text, REWARD_BY_DATA]
     """Function in that file: ``f(data_source, solution_str, ground_truth, extra_info) ->
     float``.

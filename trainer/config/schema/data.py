@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer.config.schema.base import Count, Section, Seed, Text, Whole
-from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, NoEffect
+from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, USER_TEXT, NoEffect
 
 Files = Annotated[list[Text], Field(min_length=1)]
 
@@ -74,7 +74,9 @@ class Data(Section):
     """Ragged columns without padding. The only way there is."""
     system_prompt: str | None
     """System message put before every prompt; added to the prompt's own if it has one."""
-    chat_template: str | None
-    """Jinja template that replaces the tokenizer's own, or the path of a file that holds one."""
+    chat_template: Annotated[str | None, USER_TEXT]
+    """Jinja template that replaces the tokenizer's own, or the path of a file that holds one; the
+    run keeps a copy.
+    """
     apply_chat_template_kwargs: dict[str, Any]
     """Further arguments of the chat template, such as ``enable_thinking``."""

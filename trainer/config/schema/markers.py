@@ -23,6 +23,18 @@ class LocalPath:
 
 
 @dataclass(frozen=True)
+class UserFile:
+    """The path of a file of the user that acts on what is learnt: a run keeps the copy that it was
+    started with (``trainer.config.user_files``).
+    """
+
+    code: bool
+    """Python, with the modules beside it that it imports. False: a text, which may stand in the
+    key itself instead of a path.
+    """
+
+
+@dataclass(frozen=True)
 class NotBuilt:
     """Nothing reads the key yet; a run that sets it gets a hint at its start."""
 
@@ -60,6 +72,8 @@ class NoEffect:
 
 MAY_CHANGE = MayChange()
 LOCAL_PATH = LocalPath()
+USER_CODE = UserFile(code=True)
+USER_TEXT = UserFile(code=False)
 NOT_BUILT = NotBuilt()
 READ_BY_VLLM = ReadBy(("vllm", "vllm_server"))
 READ_BY_SERVER = ReadBy(("vllm_server",))

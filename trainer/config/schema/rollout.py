@@ -23,6 +23,7 @@ from trainer.config.schema.markers import (
     READ_BY_SERVER,
     READ_BY_VLLM,
     RL_ONLY,
+    USER_CODE,
     NoEffect,
 )
 
@@ -78,8 +79,8 @@ class Agent(Section):
 
     name: Text | None
     """``calculator``, or the name of a class in ``path``. null: one turn, no tools."""
-    path: Text | None
-    """Python file that holds the class ``name``."""
+    path: Annotated[Text | None, USER_CODE]
+    """Python file that holds the class ``name``; the run keeps a copy, as of a reward's file."""
     max_turns: Annotated[Count, ONE_TURN]
     """Most turns that the model speaks in one response."""
     turn_timeout_s: Annotated[Positive, ONE_TURN]

@@ -138,6 +138,10 @@ class Trainer(Section):
     """
     resume_from_path: Annotated[Text | None, LOCAL_PATH, MAY_CHANGE]
     """Checkpoint folder ``step_N`` to continue from."""
+    accept_changed_files: Annotated[bool, MAY_CHANGE]
+    """Go on with a reward's, an agent's or a template's file that differs from the copy that the
+    run was started with, and keep a copy of the new one. false: such a difference is an error.
+    """
     grace_period_s: Annotated[NonNegative, MAY_CHANGE]
     """Seconds between the warning signal and the kill: a save has to fit."""
     join_timeout_s: Annotated[Positive, MAY_CHANGE]
