@@ -47,6 +47,7 @@ def job_record(
     launch: str,
     image: Mapping[str, Any],
     git: Mapping[str, Any],
+    code: str,
 ) -> dict[str, Any]:
     """What ``job.json`` holds: how the run was launched, and the budgets that the batch script
     draws on. No secrets.
@@ -66,13 +67,16 @@ def job_record(
         "budgets": budgets_from(options),
         "image": dict(image),
         "git": dict(git),
+        "code": code,
     }
 
 
 def batch_paths(
-    batch: JobBatch, sweep_dir: Path, submitit_folder: str | None, launch: str
+    batch: JobBatch, sweep_dir: Path, submitit_folder: str | None, launch: str, code: str
 ) -> BatchPaths:
-    """The folders of a batch. Submitit's placeholder ``%j`` is not used: one folder per array."""
+    """The folders of a batch. Submitit's placeholder ``%j`` is not used: one folder per array.
+    ``code`` is the digest of its code.
+    """
     base = Path(submitit_folder.replace("/%j", "")) if submitit_folder else sweep_dir / ".submitit"
     sweep = os.path.abspath(sweep_dir)
     binds = binds_of(job.config for job in batch.jobs)
@@ -86,7 +90,8 @@ def batch_paths(
     ]
     return BatchPaths(
         folder=Path(os.path.abspath(base)) / f"{batch.name}-{launch}",
-        code=Path(sweep) / "code",
+        code=Path(sweep) / "code" / code,
+        cache=Path(sweep) / "cache",
         binds=tuple(dict.fromkeys(outermost)),
     )
 

@@ -37,6 +37,8 @@ class BatchPaths:
     """Scripts and pickles of the batch."""
     code: Path
     """The snapshot of the code."""
+    cache: Path
+    """For the caches of an image that the submitting shell does not place."""
     binds: tuple[str, ...] = ()
     """``source[:target[:ro]]``: what the jobs' configs name, see :func:`binds_of`."""
 
@@ -88,7 +90,7 @@ def _apptainer(shape: Shape, paths: BatchPaths) -> str:
 
 def _caches(paths: BatchPaths) -> str:
     """Put the caches that are not set into the sweep's folder."""
-    folder = _quote(paths.code.parent / "cache")
+    folder = _quote(paths.cache)
     return (
         f"for name in {' '.join(CACHES)}; do "
         f'[ -n "${{!name}}" ] || export "$name="{folder}/"$name"; done\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,25 +19,53 @@ PACKAGES = ("trainer", "jobs")
 CHUNK = 1 << 22
 
 
-def copy_code(target: Path) -> None:
-    """Copy the packages that a rank needs into ``target``, as they are imported now. Does nothing
-    when it exists.
+def code_digest() -> str:
+    """SHA-256 (first 12 hex digits) of the code and configs that :func:`copy_code` copies."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_code_files().items()):
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def copy_code(folder: Path) -> None:
+    """Copy the packages that a rank needs, as they are now, to ``folder``, whose name is their
+    :func:`code_digest`. An equal copy is shared by all launches into one sweep folder.
+
+    Raises UserError when the code is edited meanwhile.
     """
-    if target.exists():
+    if folder.exists():
         return
-    temp = target.with_name(f".{target.name}.new")
+    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temp, ignore_errors=True)
-    for package in PACKAGES:
-        shutil.copytree(
-            package_folder(package),
-            temp / package,
-            ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
-        )
+    for name, path in _code_files().items():
+        (temp / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.copyfile(path, temp / name)
+        (temp / name).chmod(0o400)
+    if code_digest() != folder.name:
+        shutil.rmtree(temp)
+        raise UserError("the trainer's code was edited while it was copied; submit again")
+    try:
+        temp.rename(folder)
+    except OSError:
+        shutil.rmtree(temp)
+        if not folder.exists():  # else another launch has just made the same copy
+            raise
+
+
+def _code_files() -> dict[str, Path]:
+    """Path in the copy -> file, of the packages and of the defaults in ``conf``."""
+    folders = {package: package_folder(package) for package in PACKAGES}
     conf = conf_dir()
-    if not conf.is_relative_to(package_folder("trainer")):
+    if not conf.is_relative_to(folders["trainer"]):
         # Defaults of keys that a frozen config doesn't know.
-        shutil.copytree(conf, temp / "conf")
-    temp.rename(target)
+        folders["conf"] = conf
+    return {
+        f"{name}/{path.relative_to(folder)}": path
+        for name, folder in folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def package_folder(package: str) -> Path:

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from jobs.submit.plan import JobBatch, SweepPlan
 from jobs.submit.preflight import cache_file
 from jobs.submit.runtime import BatchPaths
 from jobs.submit.script import Script, script_of
-from jobs.submit.snapshot import copy_code, git_state, image_digest
+from jobs.submit.snapshot import code_digest, copy_code, git_state, image_digest
 from trainer.base import run_owner
 from trainer.base.run_owner import new_launch
 
@@ -46,6 +46,8 @@ class Submission:
     ledger: Path
     python: str
     """This interpreter, for jobs without an image."""
+    code: str = field(default_factory=code_digest)
+    """Digest of the code that the jobs run; its copy is ``SWEEP/code/DIGEST``."""
 
 
 def submit(plan: SweepPlan, submission: Submission) -> list[Entry]:
@@ -67,7 +69,7 @@ def submit(plan: SweepPlan, submission: Submission) -> list[Entry]:
         }
         run_owner.claim(owners, living_owners)
         try:
-            copy_code(submission.sweep_dir / "code")
+            copy_code(submission.sweep_dir / "code" / submission.code)
             for batch, array in zip(plan.batches, arrays, strict=True):
                 _freeze_batch(batch, array, submission, git)
             ledger.append(submission.ledger, [e for array in arrays for e in array.entries])
@@ -113,6 +115,7 @@ def _freeze_batch(
                 launch=array.launch,
                 image=image,
                 git=git,
+                code=submission.code,
             )
             freeze_run(job, record)
             progress(count)
@@ -120,7 +123,8 @@ def _freeze_batch(
 
 
 def _paths(batch: JobBatch, submission: Submission, launch: str) -> BatchPaths:
-    return batch_paths(batch, submission.sweep_dir, submission.options.submitit_folder, launch)
+    folder = submission.options.submitit_folder
+    return batch_paths(batch, submission.sweep_dir, folder, launch, submission.code)
 
 
 def _script(

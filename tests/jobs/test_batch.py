@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -291,7 +293,8 @@ def test_a_site_s_export_none_reaches_no_rank(lab: Lab) -> None:
 def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
     lab.launch([point(0)])
     assert read_json(lab.run / "job.json")["git"].keys() <= {"commit", "dirty"}
-    code = lab.sweep / "code"
+    (code,) = (lab.sweep / "code").iterdir()
+    assert read_json(lab.run / "job.json")["code"] == code.name
     assert (code / "trainer/worker.py").exists() and (code / "conf/config.yaml").exists()
     put(
         code / "jobs/attempt",
@@ -299,6 +302,31 @@ def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
         "not used: the test's own tree comes first on PYTHONPATH only after the snapshot",
     )
     assert lab.attempt() == 1  # the snapshot is what runs, broken as it is now
+
+
+def test_a_second_launch_runs_the_code_of_its_own_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mended line must not be missing from what is launched into the same sweep folder."""
+    package = lab.fake.parent / "jobs"
+    shutil.copytree(ROOT / "jobs", package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(
+        "jobs.submit.snapshot.package_folder", lambda name: {"jobs": package}.get(name, ROOT / name)
+    )
+    codes = []
+    for seed in range(3):
+        lab.launch([point(seed, trainer__seed=seed)])
+        run = next(lab.sweep.glob(f"00{seed}-*"))
+        codes.append(read_json(run / "job.json")["code"])
+        script = (lab.fake / f"script{seed}").read_text()
+        folder = next(line for line in script.splitlines() if line.startswith("FOLDER="))
+        task = Path(shlex.split(folder.removeprefix("FOLDER="))[0]) / "task.sh"
+        assert f"/code/{codes[-1]}" in task.read_text()
+        if seed == 1:
+            (package / "mended.py").write_text("")
+    assert codes[0] == codes[1] != codes[2]
+    assert (lab.sweep / "code" / codes[2] / "jobs/mended.py").exists()
+    assert not (lab.sweep / "code" / codes[0] / "jobs/mended.py").exists()
 
 
 def test_the_payload_holds_strings_only(lab: Lab) -> None:

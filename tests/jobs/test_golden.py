@@ -20,7 +20,8 @@ from jobs.submit.shape import Shape
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = BatchPaths(
     folder=Path("/runs/a sweep/.submitit/b"),
-    code=Path("/runs/a sweep/code"),
+    code=Path("/runs/a sweep/code/c0de"),
+    cache=Path("/runs/a sweep/cache"),
     binds=("/data/it's", "/models"),
 )
 OPTIONS = SlurmOptions(timeout_min=90, signal_delay_s=180, array_parallelism=3)

@@ -29,7 +29,9 @@ def shape(**container: object) -> Shape:
 
 def test_environment_of_an_image(tmp_path: Path) -> None:
     put(tmp_path, "apptainer", f'env > {tmp_path}/env; printf "%s\\n" "$@" > {tmp_path}/args')
-    paths = BatchPaths(folder=tmp_path, code=tmp_path / "code", binds=("/data",))
+    paths = BatchPaths(
+        folder=tmp_path, code=tmp_path / "code", cache=tmp_path / "cache", binds=("/data",)
+    )
     script = put(
         tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), paths)
     )
@@ -80,7 +82,7 @@ def test_environment_of_an_image(tmp_path: Path) -> None:
 
 
 def test_a_signal_before_the_handler_waits_instead_of_killing(tmp_path: Path) -> None:
-    paths = BatchPaths(folder=tmp_path, code=tmp_path / "code")
+    paths = BatchPaths(folder=tmp_path, code=tmp_path / "code", cache=tmp_path / "cache")
     script = put(tmp_path, "task.sh", task_script(shape(), paths))
     code = (
         "import signal, sys, time\n"

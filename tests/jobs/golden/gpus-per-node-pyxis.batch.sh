@@ -20,7 +20,7 @@ export PLIMSOLL_LAUNCH=000000000000
 PYTHON=/opt/python
 export PLIMSOLL_ROLLOUT_NODES=0
 export WANDB_RUN_GROUP=s1
-record() { srun --overlap --nodes=1 --ntasks=1 --container-image='nvcr.io#x/plimsoll:1' --container-mounts='/data/it'"'"'s:/data/it'"'"'s,/models:/models,/runs/a sweep/code:/runs/a sweep/code:ro' --container-workdir="$RUN" --no-container-mount-home --container-env=PLIMSOLL_CACHE,HF_HOME,TRITON_CACHE_DIR,TORCH_EXTENSIONS_DIR,XDG_CACHE_HOME,PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
+record() { srun --overlap --nodes=1 --ntasks=1 --container-image='nvcr.io#x/plimsoll:1' --container-mounts='/data/it'"'"'s:/data/it'"'"'s,/models:/models,/runs/a sweep/code/c0de:/runs/a sweep/code/c0de:ro' --container-workdir="$RUN" --no-container-mount-home --container-env=PLIMSOLL_CACHE,HF_HOME,TRITON_CACHE_DIR,TORCH_EXTENSIONS_DIR,XDG_CACHE_HOME,PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
 # The life of one attempt, outside the image. FOLDER and PYTHON are set above; Submitit's command (srun) follows below.
 trap : TERM USR2 CONT            # survive the signals meant for the ranks: what comes after them must still run
 umask 077
@@ -78,7 +78,7 @@ case $code in 77 | 140 | 143) finish "$code" ;; esac   # unfit, or already asked
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --kill-on-bad-exit=1 --wait=60 --output="$LOGS/rank_%t.log" --open-mode=append --container-image='nvcr.io#x/plimsoll:1' --container-mounts='/data/it'"'"'s:/data/it'"'"'s,/models:/models,/runs/a sweep/code:/runs/a sweep/code:ro' --container-workdir="$RUN" --no-container-mount-home --container-env=PLIMSOLL_CACHE,HF_HOME,TRITON_CACHE_DIR,TORCH_EXTENSIONS_DIR,XDG_CACHE_HOME,PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES bash "$FOLDER/task.sh" /opt/python -u -m submitit.core._submit '/runs/a sweep/.submitit/b'
+srun --unbuffered --kill-on-bad-exit=1 --wait=60 --output="$LOGS/rank_%t.log" --open-mode=append --container-image='nvcr.io#x/plimsoll:1' --container-mounts='/data/it'"'"'s:/data/it'"'"'s,/models:/models,/runs/a sweep/code/c0de:/runs/a sweep/code/c0de:ro' --container-workdir="$RUN" --no-container-mount-home --container-env=PLIMSOLL_CACHE,HF_HOME,TRITON_CACHE_DIR,TORCH_EXTENSIONS_DIR,XDG_CACHE_HOME,PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES bash "$FOLDER/task.sh" /opt/python -u -m submitit.core._submit '/runs/a sweep/.submitit/b'
 
 
 # teardown

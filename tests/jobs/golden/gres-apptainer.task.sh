@@ -5,5 +5,5 @@ allowed='^(SLURM_|SLURMD_|SUBMITIT_|PLIMSOLL_|PMI|MASTER_|CUDA_|OMP_|MKL_|TORCH|
 for name in $(compgen -e); do
   [[ $name =~ $allowed ]] && export "APPTAINERENV_$name=${!name}"
 done
-export APPTAINERENV_PYTHONPATH='/runs/a sweep/code'
-exec apptainer --silent exec --cleanenv --no-home --no-mount home,cwd --nv --bind /scratch:/scratch:ro --bind '/data/it'"'"'s' --bind /models --bind '/runs/a sweep/code:/runs/a sweep/code:ro' --pwd "$PLIMSOLL_RUN" '/images/plimsoll v1.sif' env --block-signal=USR2 --block-signal=TERM "$@"
+export APPTAINERENV_PYTHONPATH='/runs/a sweep/code/c0de'
+exec apptainer --silent exec --cleanenv --no-home --no-mount home,cwd --nv --bind /scratch:/scratch:ro --bind '/data/it'"'"'s' --bind /models --bind '/runs/a sweep/code/c0de:/runs/a sweep/code/c0de:ro' --pwd "$PLIMSOLL_RUN" '/images/plimsoll v1.sif' env --block-signal=USR2 --block-signal=TERM "$@"
