@@ -75,7 +75,12 @@ class SweepComposer:
         Raises HydraException or OmegaConfBaseException.
         """
         changes, others = _split(overrides)
-        base = self._base(others)
+        try:
+            base = self._base(others)
+        except _ERRORS:
+            if not changes:
+                raise
+            return self._by_hydra(overrides, index)  # whose error may depend on the values
         if not all(_is_leaf(base, key) for key in changes):
             return self._by_hydra(overrides, index)
         tree = copy(base)
@@ -126,14 +131,17 @@ def _plain(tree: Any) -> dict[str, Any]:
 
 
 def _split(overrides: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values that are set, by key, and the other overrides: groups, additions, deletions, whole
-    sections, and values within such a section, whose order counts.
+    """Values that are set, by key, and the other overrides: groups, additions, whole sections, and
+    values within such a section, whose order counts. Nothing is split beside a deletion, which
+    looks at values.
     """
     changes: dict[str, Any] = {}
     others: list[str] = []
     sections: list[str] = []
     for text in overrides:
         override = _parsed(text)
+        if override.is_delete():
+            return {}, tuple(overrides)
         key = override.key_or_group
         if _sets_value(override) and not any(key.startswith(f"{name}.") for name in sections):
             changes[key] = override.value()

@@ -91,7 +91,7 @@ def test_every_job_is_what_hydra_composes(
         overrides = [*COMMON, *chosen] if draw.random() < 0.7 else chosen
         ours = _outcome(partial(composer.compose, overrides, index))
         theirs = _outcome(partial(_by_hydra, config, context, overrides, index))
-        assert ours == theirs, overrides
+        assert ours == theirs, " ".join(overrides)
 
 
 def test_jobs_that_cannot_be_composed_are_all_named(
