@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import EXIT_USER, UserError
+from trainer.base.command import run_command
 
 DEFAULT_LEDGER = "runs/ledger.jsonl"
 SUMMARY = "What was launched, how it goes, and what to do about it."
@@ -140,17 +140,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; wrong input is one message and exit code 2."""
+    """Run one command; its exit code."""
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Raises UserError for wrong input."""
     options = parser().parse_args(arguments)
     from jobs.view import commands
 
-    try:
-        return int(getattr(commands, options.command)(options))
-    except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return EXIT_USER
-    except (BrokenPipeError, KeyboardInterrupt):
-        return 130
+    return int(getattr(commands, options.command)(options))
 
 
 if __name__ == "__main__":

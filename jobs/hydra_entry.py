@@ -25,8 +25,8 @@ from jobs.submit.plan import SweepPlan, make_plan
 from jobs.submit.preflight import problems_of
 from jobs.submit.script import planned_options
 from jobs.submit.submit import Submission, scripts, submit, test_only
-from trainer.base import run_owner
-from trainer.base.errors import EXIT_USER, UserError
+from trainer.base import command, run_owner
+from trainer.base.errors import UserError
 from trainer.launch import rollout_nodes
 
 
@@ -48,9 +48,8 @@ def launch(
         sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
         start = launch_on_slurm if kind == "slurm" else launch_here
         code = start(points, plain_settings, sweep_dir)
-    except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        raise SystemExit(EXIT_USER) from None
+    except Exception as error:  # not to Hydra, which would take it for one of its own
+        raise SystemExit(command.report(error)) from None
     if code:
         raise SystemExit(code)
     done = JobReturn()
@@ -108,14 +107,23 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
         for batch, answer in test_only(plan, submission, slurm):
             _print(f"{batch.name}: {answer}")
         return 0
-    if not plan.jobs:
-        return 0
-    entries = submit(plan, submission)
-    _print(report.submitted_text(entries))
-    if options.wait:
-        from jobs.view.watch import wait_for
+    return _submit(plan, submission, slurm) if plan.jobs else 0
 
-        return wait_for(entries, slurm)
+
+def _submit(plan: SweepPlan, submission: Submission, slurm: Slurm) -> int:
+    """Submit, and wait where that is asked for; returns the exit code. Ctrl-C says how to look
+    after what goes on in Slurm.
+    """
+    try:
+        entries = submit(plan, submission)
+        _print(report.submitted_text(entries))
+        if submission.options.wait:
+            from jobs.view.watch import wait_for
+
+            return wait_for(entries, slurm)
+    except KeyboardInterrupt:
+        _print(report.interrupted_text(submission.sweep, submission.ledger))
+        return command.EXIT_INTERRUPTED
     return 0
 
 

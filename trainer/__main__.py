@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from trainer.base.command import run_command
 from trainer.base.errors import UserError
-from trainer.config.cli import help_text
 
 
 def main() -> int:
     """Run the command line. Returns the exit code."""
+    from trainer.config.cli import help_text
+
     if {"--help", "-h"} & set(sys.argv[1:]):
         sys.stdout.write(help_text())
         return 0
@@ -49,4 +51,4 @@ def run_on_this_machine(settings: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

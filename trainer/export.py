@@ -11,20 +11,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from trainer.base.command import run_command
+from trainer.base.errors import EXIT_OK, UserError, first_line
 
-from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
-from trainer.checkpoint.reader import CheckpointReader
-from trainer.checkpoint.restore import load_states
-from trainer.checkpoint.store import layout, manifest
-from trainer.checkpoint.store.manifest import DamagedError
-from trainer.config.frozen import load_frozen
-from trainer.models import load_model
-from trainer.models.adapters import adapters_of, adapters_state, require_same_base
-from trainer.models.huggingface import write_folder
+# torch and transformers take seconds: imported by the functions, so that Ctrl-C is heard meanwhile
+if TYPE_CHECKING:
+    import torch
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    from trainer.checkpoint.store import manifest
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -35,14 +33,23 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
 
     Raises UserError when there is no whole checkpoint, or ``out`` holds something already.
     """
+    import torch
+
+    from trainer.checkpoint.reader import CheckpointReader
+    from trainer.checkpoint.restore import load_states
+    from trainer.config.frozen import load_frozen
+    from trainer.models import load_model
+    from trainer.models.adapters import adapters_of, adapters_state, require_same_base
+    from trainer.models.huggingface import write_folder
+
     folder, saved = _checkpoint(source)
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty; give a new folder")
+    _require_new_folder(out)
     config = load_frozen(folder.parent.parent)
     actor = config.actor_rollout_ref
     if actor.model.path is None:
         raise UserError(f"{folder.parent.parent}/config.yaml names no actor_rollout_ref.model.path")
-    wanted = dtype or DTYPES["bf16" if actor.actor.mixed_precision == "bf16" else "fp32"]
+    own = "bf16" if actor.actor.mixed_precision == "bf16" else "fp32"
+    wanted = dtype or getattr(torch, DTYPES[own])
     model = load_model(actor.model.path, dtype=wanted, device="cpu", adapters=adapters_of(config))
     reader = CheckpointReader(folder, saved)
     if model.has_adapters:
@@ -60,6 +67,22 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     return folder
 
 
+def _require_new_folder(out: Path) -> None:
+    """Raises UserError, before minutes of reading, unless ``out`` can be made or is empty."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        full = any(out.iterdir())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--out {out} can't be made ({first_line(error)}); give a new folder where you may "
+            "write"
+        ) from error
+    if full:
+        raise UserError(f"--out {out} is not empty; give a new folder")
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UserError(f"--out {out} can't be written to; give a new folder where you may write")
+
+
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     skip = {
         f"{prefix}.{name}" if prefix else name
@@ -70,6 +93,9 @@ def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _checkpoint(source: Path) -> tuple[Path, manifest.Manifest]:
+    from trainer.checkpoint.store import layout, manifest
+    from trainer.checkpoint.store.manifest import DamagedError
+
     source = Path(os.path.abspath(source))
     if (source / manifest.NAME).exists():
         try:
@@ -95,6 +121,10 @@ def _checkpoint(source: Path) -> tuple[Path, manifest.Manifest]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
     parser.add_argument(
         "source", type=Path, help="run folder, or a checkpoint RUN/checkpoints/step_N"
@@ -102,11 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="new folder")
     parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: what the run trained in")
     args = parser.parse_args(argv)
-    try:
-        folder = export(args.source, args.out, dtype=DTYPES.get(args.dtype))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_USER
+    import torch
+
+    dtype = None
+    if args.dtype is not None:
+        dtype = getattr(torch, DTYPES[args.dtype])
+    folder = export(args.source, args.out, dtype=dtype)
     sys.stdout.write(f"{args.out} holds the model of {folder}\n")
     return EXIT_OK
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from jobs.ledger import Entry
@@ -69,4 +71,15 @@ def submitted_text(entries: Sequence[Entry]) -> str:
     return (
         f"submitted {len(entries)} job(s) as Slurm array(s) {', '.join(arrays)}; watch them with: "
         "python -m jobs status"
+    )
+
+
+def interrupted_text(sweep: str, ledger: Path) -> str:
+    """What Ctrl-C leaves behind, and how to look after it."""
+    command = f"python -m jobs --ledger {shlex.quote(str(ledger))}"
+    name = shlex.quote(sweep)
+    return (
+        "Interrupted: what was submitted goes on in Slurm.\n"
+        f"  watch it:  {command} status {name}\n"
+        f"  end it:    {command} cancel {name}"
     )

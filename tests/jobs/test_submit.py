@@ -96,3 +96,19 @@ def test_wait_shows_the_errors_of_every_failed_job(
     assert [json.loads(line)["phase"] for line in book.read_text().splitlines()] == [
         "planned"
     ] * 3 + ["submitted"] * 3
+
+
+def test_ctrl_c_while_waiting_says_that_the_jobs_go_on(
+    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.view.watch.wait_for", interrupted)
+    given = {"ledger": str(tmp_path / "l"), "wait": True}
+    assert launch_on_slurm([point(0)], given, tmp_path / "sweep") == 130
+    shown = capsys.readouterr().out
+    assert "what was submitted goes on in Slurm" in shown
+    assert f"python -m jobs --ledger {tmp_path}/l status sweep" in shown
+    assert f"python -m jobs --ledger {tmp_path}/l cancel sweep" in shown
+    assert not (fake / "calls").exists()  # nothing was cancelled

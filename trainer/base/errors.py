@@ -69,3 +69,10 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type when it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """``text`` for a message: without its middle when it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 20]}... ({len(text)} characters) ...{text[-10:]}"

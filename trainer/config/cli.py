@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 
-from trainer.base.errors import EXIT_USER, UserError
+from trainer.base.command import report
+from trainer.base.errors import UserError
 from trainer.config.keys.conf_tree import conf_dir, config_groups
 
 HELP = """\
@@ -50,7 +49,8 @@ Options
   --config-path, --config-name, --config-dir   settings from elsewhere
   --hydra-help              options of Hydra
 
-Exit codes: 0 finished, 2 wrong input (one message says what to type), 85 saved and wants to go on, 77 unfit node.
+Exit codes: 0 finished, 2 wrong input (one message says what to type), 85 saved and wants to go on, 77 unfit node,
+130 interrupted, 1 something no check foresaw (the message names the file with its traceback).
 HYDRA_FULL_ERROR=1 shows tracebacks.
 """  # noqa: E501
 
@@ -68,22 +68,23 @@ def help_text() -> str:
     return HELP.format(groups="\n".join(rows))
 
 
-def print_error(error: BaseException) -> int:
+def print_error(error: UserError) -> int:
     """Print ``error`` as one message, with ``HYDRA_FULL_ERROR=1`` after its traceback. Returns the
     exit code.
     """
     sys.stdout.flush()
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)
-    sys.stderr.write(f"Error: {message_of(error)}\n")
-    return EXIT_USER
+    return report(error)
 
 
 def message_of(error: BaseException) -> str:
-    """The text of an error: a UserError's own, Hydra's with that of its cause."""
+    """What Hydra, OmegaConf or YAML says of settings that it can't compose, with the cause."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, RecursionError):
+        return "the settings refer to each other in a circle, or are nested too deeply"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.__cause__ is not None:
-        lines.append(str(error.__cause__).splitlines()[0])
+        lines += str(error.__cause__).splitlines()[:1]
+    if not lines:
+        return f"the settings can't be composed ({type(error).__name__})"
     return "; ".join(dict.fromkeys(lines))

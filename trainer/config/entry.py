@@ -7,17 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
+from trainer.base.command import FULL_ERROR
 from trainer.base.errors import UserError, as_user_error
 from trainer.config.checks.problems import SettingsError, raise_problems
 from trainer.config.cli import message_of, print_error
 from trainer.config.keys.conf_tree import conf_dir
-from trainer.config.overrides import check_overrides
-
-_FULL_ERROR = "HYDRA_FULL_ERROR"
+from trainer.config.overrides import CommandLine, check_overrides
 
 
 def compose_and_call(
@@ -29,44 +26,66 @@ def compose_and_call(
     ``starts_run``: whether ``task`` starts a run on this machine, or only shows something. Wrong
     input, the user's or as Hydra sees it, becomes one message and exit code 2.
     """
-    full_error = os.environ.get(_FULL_ERROR)
-    code = 0
-
-    def restore_environment() -> None:
-        os.environ.pop(_FULL_ERROR, None)
-        if full_error is not None:
-            os.environ[_FULL_ERROR] = full_error
-
-    def compose() -> int:
+    try:
         line = check_overrides(argv, starts_run=starts_run)
         if line.multirun:
             raise_problems(line.problems)
         for note in line.notes:
             sys.stderr.write(f"[HINT] {note}\n")
-
-        def checked_task(settings: DictConfig) -> int:
-            if line.problems:
-                raise_problems([*line.problems, *_problems_of(settings, complete=starts_run)])
-            return task(settings)
-
-        def call_task(settings: DictConfig) -> None:
-            nonlocal code
-            restore_environment()
-            code = max(code, _exit_code_of(lambda: checked_task(settings)))
-
         sys.argv = [sys.argv[0], *line.argv]
-        os.environ[_FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
+        return _Call(task, line, complete=starts_run).compose()
+    except (UserError, OSError) as error:
+        user_error = as_user_error(error)
+        if user_error is None:
+            raise
+        return print_error(user_error.with_traceback(error.__traceback__))
+
+
+class _Call:
+    """One composition, and the task that it ends in. What fails before the task is the settings'
+    fault; what the task raises is its own.
+    """
+
+    def __init__(
+        self, task: Callable[[DictConfig], int], line: CommandLine, *, complete: bool
+    ) -> None:
+        self.task = task
+        self.line = line
+        self.complete = complete
+        self.code = 0
+        self.error: Exception | None = None
+        self.full_error = os.environ.get(FULL_ERROR)
+
+    def compose(self) -> int:
+        """Compose ``sys.argv`` and call the task; its exit code. Raises UserError, and what the
+        task raises.
+        """
+        os.environ[FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
         decorate = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
         try:
-            decorate(call_task)()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise_problems([*line.problems, message_of(error)] if line.problems else [])
-            raise
+            decorate(self._run)()
+        except Exception as error:
+            raise SettingsError([*self.line.problems, message_of(error)]) from error
         finally:
-            restore_environment()
-        return code
+            self._restore_environment()
+        if self.error is not None:
+            raise self.error
+        return self.code
 
-    return _exit_code_of(compose)
+    def _run(self, settings: DictConfig) -> None:
+        self._restore_environment()
+        try:
+            problems = self.line.problems
+            if problems:
+                raise_problems([*problems, *_problems_of(settings, complete=self.complete)])
+            self.code = max(self.code, self.task(settings))
+        except Exception as error:
+            self.error = error
+
+    def _restore_environment(self) -> None:
+        os.environ.pop(FULL_ERROR, None)
+        if self.full_error is not None:
+            os.environ[FULL_ERROR] = self.full_error
 
 
 def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:
@@ -78,16 +97,3 @@ def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:
     except SettingsError as error:
         return error.problems
     return []
-
-
-def _exit_code_of(step: Callable[[], int]) -> int:
-    """What ``step`` returns; an error that the user can mend is printed instead of raised."""
-    try:
-        return step()
-    except (HydraException, OmegaConfBaseException) as error:
-        return print_error(error)
-    except (UserError, OSError) as error:
-        user_error = as_user_error(error)
-        if user_error is None:
-            raise
-        return print_error(user_error.with_traceback(error.__traceback__))

@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trainer.base import atomic
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, first_line
 from trainer.base.metrics_file import METRICS_FILE
+from trainer.base.yaml_files import require_readable
 from trainer.config.checks.problems import raise_problems
 from trainer.config.keys import dotted
 from trainer.config.keys.derived import with_expressions
@@ -78,16 +80,17 @@ def load_frozen(run_dir: Path) -> Config:
     Raises UserError when the file can't be read or holds wrong settings.
     """
     path = run_dir / FILE
+    require_readable(path)
     try:
         raw = OmegaConf.load(path)  # reads 1e-6 as a number, which PyYAML does not
-    except OSError as error:
-        reason = error.strerror or "it holds no settings"
-        raise UserError(f"{path} can't be read ({reason}); give the folder of a run") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no YAML: {error}") from error
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} holds no settings ({first_line(error)})") from error
     if not isinstance(raw, DictConfig):
-        raise UserError(f"{path} holds no settings")
-    return load(raw)
+        raise UserError(f"{path} holds no settings; give the folder of a run")
+    try:
+        return load(raw)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def has_started(run_dir: Path) -> bool:

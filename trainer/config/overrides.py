@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer.base.errors import nearest
+from trainer.base.errors import first_line, nearest, shortened
 from trainer.config.keys.conf_tree import conf_dir, config_groups
 from trainer.config.keys.tree import (
     NOT_SETTINGS,
@@ -23,6 +23,7 @@ from trainer.config.keys.tree import (
     known_groups,
     known_keys,
 )
+from trainer.config.own_files import require_own_files
 from trainer.config.verl.translate import (
     Translation,
     accepted_line,
@@ -76,7 +77,9 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
     ``starts_run`` on this machine, those that only jobs on Slurm read.
     """
     flags = get_args_parser().parse_intermixed_args(list(argv))
-    groups = config_groups([conf_dir(), *_folders(flags.config_path, flags.config_dir)])
+    folders = _folders(flags.config_path, flags.config_dir)
+    require_own_files(folders, flags.config_name, flags.overrides)
+    groups = config_groups([conf_dir(), *folders])
     overrides = _Overrides()
     for text in flags.overrides:
         _add_override(overrides, text, groups)
@@ -108,7 +111,7 @@ def _add_override(overrides: _Overrides, text: str, groups: dict[str, list[str]]
     """Add the override ``text`` as Hydra shall see it, or what is wrong with it."""
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError, OverflowError) as error:
         overrides.problems.append(_unreadable(text, error))
         return
     key = override.key_or_group
@@ -183,7 +186,10 @@ def _unreadable(text: str, error: Exception) -> str:
             f"'{text}' is no override; write KEY=VALUE{nearest(text, known_keys())} (--help "
             "shows examples)"
         )
-    detail = str(error).splitlines()[0]
+    detail = "it is nested too deeply"
+    if not isinstance(error, RecursionError):
+        detail = first_line(error)
+    text = shortened(text)
     return (
         f"'{text}' can't be read ({detail}); quote values with special characters: 'KEY=\"VALUE\"'"
     )

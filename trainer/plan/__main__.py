@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from trainer.base.errors import UserError
-from trainer.base.model_shape import ModelShape
-from trainer.config.cli import print_error
-from trainer.plan.options import PlanOptions, split_options
+from trainer.base.command import run_command
 
 HELP = """\
 python -m trainer.plan [KEY=VALUE ...] [plan.KEY=VALUE ...]
@@ -26,6 +23,9 @@ plan.KEY
 
 def main(argv: list[str]) -> int:
     """Print the plan or the help text; the exit code. A UserError is printed as one message."""
+    from trainer.config.cli import print_error
+    from trainer.plan.options import PlanOptions, split_options
+
     if {"--help", "-h"} & set(argv):
         from dataclasses import fields
 
@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
         )
         sys.stdout.write(HELP + rows)
         return 0
+    from trainer.base.errors import UserError
     from trainer.config.entry import compose_and_call
 
     try:
@@ -44,8 +45,11 @@ def main(argv: list[str]) -> int:
     return compose_and_call(lambda settings: show(settings, options), rest, starts_run=False)
 
 
-def show(settings: Any, options: PlanOptions) -> int:
-    """Print the plan of composed settings. Raises UserError with every violation at once."""
+def show(settings: Any, options: Any) -> int:
+    """Print the plan of composed settings; ``options``: PlanOptions. Raises UserError with every
+    violation at once.
+    """
+    from trainer.base.model_shape import ModelShape
     from trainer.config import load
     from trainer.config.checks.problems import SettingsError
     from trainer.plan import lengths, model, report
@@ -70,4 +74,4 @@ def show(settings: Any, options: PlanOptions) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
+from trainer.base.yaml_files import require_readable
 from trainer.tracking.wandb_run import WandbRun, load_or_create_identity, random_run_id
 
 
@@ -63,6 +64,7 @@ def rebuild(
 
 
 def _settings(path: Path) -> dict[str, Any]:
+    require_readable(path)
     settings = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     if not isinstance(settings, dict):
         return {}

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from trainer.base.errors import shortened
 from trainer.config.keys.fields import fields
 from trainer.config.keys.tree import format_value, known_keys
 
@@ -31,7 +32,7 @@ def wrong_value(key: str, value: Any) -> str:
     hint = ""
     if default is not None and not default.startswith("${"):
         hint = f"; the default is {key}={default}"
-    return f"{key}={format_value(value)}: expected {expected}{hint}"
+    return f"{key}={shortened(format_value(value))}: expected {expected}{hint}"
 
 
 def describe(annotation: Any, metadata: Any = ()) -> str:
