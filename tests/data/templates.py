@@ -43,7 +43,8 @@ THINKING = (
     "{%- else %}{{- '<|' + m.role + '|>' + m.content + '<|end|>\\n' }}"
     "{%- endif %}"
     "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}"
+    "{%- if no_thoughts %}{{- '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 """As Qwen3's: drops the thoughts of earlier turns, and writes an empty thought into a last turn
 that has none, so that the text of earlier turns isn't kept.

@@ -130,11 +130,21 @@ def test_tool_calls_and_thoughts_are_written_by_the_template(tmp_path: Path) -> 
         {"role": "user", "content": "6 + 16?"},
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
         {"role": "tool", "content": "22"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "22"},
         {"role": "assistant", "content": "22"},
     ]
     example = encode(tmp_path, {"messages": turns}, THINKING)
     learned = "".join(tokenizer().decode([token]) for token, mask in trained(example) if mask)
-    assert learned == "<think>\nhm\n</think>\n\n<tool_call>add</tool_call><|end|>22<|end|>"
+    without = {"template_kwargs": {"no_thoughts": True}}
+    with pytest.raises(UserError, match="doesn't write this turn behind its header"):
+        encode(tmp_path, {"messages": turns}, THINKING, **without)
+    turns[1].pop("reasoning_content")
+    other = encode(tmp_path, {"messages": turns}, THINKING, **without)
+    plain = "".join(tokenizer().decode([token]) for token, mask in trained(other) if mask)
+    called = "<tool_call>add</tool_call><|end|>"
+    assert learned == f"<think>\nhm\n</think>\n\n{called}{called}22<|end|>"
+    assert plain == f"{called}{called}22<|end|>"
     assert "<|user|><tool_response>22</tool_response><|end|>\n<|assistant|>" in tokenizer().decode(
         example.response_ids
     )

@@ -101,18 +101,26 @@ class ChatTemplate:
             raise TemplateError(f"doesn't close the assistant's turn with the end token {end}")
         return after
 
-    def rendered_turn(self, messages: Sequence[Message]) -> str:
-        """The text of the last of ``messages``, the assistant's, up to its end token.
+    def rendered_turn(
+        self, earlier: Sequence[Message], turn: Message, results: Sequence[Message]
+    ) -> str:
+        """The text of ``turn``, the assistant's behind ``earlier`` messages, up to its end token.
+        ``results``: of the tools that it calls, since some templates write a last turn otherwise.
 
         Raises TemplateError when the template doesn't write it behind its own header.
         """
-        before = self.render(messages[:-1], open_next=True)
-        whole = self.render(messages, open_next=False)
-        end = str(self._tokenizer.eos_token)
-        if not whole.startswith(before) or end not in whole[len(before) :]:
-            raise TemplateError("doesn't write this turn behind its header and close it")
-        turn = whole[len(before) :]
-        return turn[: turn.rindex(end)]
+        whole = self.render([*earlier, turn, *results], open_next=False)
+        opening = self.render(earlier, open_next=True)
+        # A prompt may end with more than a turn's header: with an empty thought, for instance.
+        probe = {"role": "assistant", "content": PROBE}
+        header = self.render([*earlier, probe, *results], open_next=False).partition(PROBE)[0]
+        extra = opening.removeprefix(header).split()
+        for start in (opening, header):
+            text, end, _ = whole.removeprefix(start).partition(str(self._tokenizer.eos_token))
+            twice = start != opening and extra and text.startswith(extra[0])
+            if whole.startswith(start) and end and not twice:
+                return text
+        raise TemplateError("doesn't write this turn behind its header and close it")
 
     def tail(self, messages: Sequence[Message], text: str) -> str:
         """The end of the rendered ``text`` of a prompt behind its last message's content: its

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from trainer.data.chat_template import ChatTemplate, TemplateError
@@ -54,7 +55,8 @@ def answer_turns(
             ids += between
             mask += [False] * len(between)
             others = []
-        turn = _turn_ids(template, message, [*prompt, *turns[:k]])
+        results = takewhile(lambda later: later["role"] == "tool", turns[k + 1 :])
+        turn = _turn_ids(template, message, [*prompt, *turns[:k]], list(results))
         ids += turn
         mask += [_is_trained(message)] * len(turn)
     if not any(mask):
@@ -66,13 +68,18 @@ def _is_trained(message: Message) -> bool:
     return bool(message.get(WEIGHT, 1) != 0)
 
 
-def _turn_ids(template: ChatTemplate, message: Message, earlier: Sequence[Message]) -> list[int]:
+def _turn_ids(
+    template: ChatTemplate,
+    message: Message,
+    earlier: Sequence[Message],
+    results: Sequence[Message],
+) -> list[int]:
     """The tokens of an assistant's message; one with tool calls or thoughts of its own is written
     by the template.
     """
     if set(message) <= _PLAIN:
         return template.turn_ids(message["content"])
-    return template.turn_ids(template.rendered_turn([*earlier, message]))
+    return template.turn_ids(template.rendered_turn(earlier, message, results))
 
 
 def _marked(
