@@ -164,6 +164,16 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
 
 
+def test_what_killed_processes_left_is_deleted_in_time(tmp_path: Path) -> None:
+    old, young = tmp_path / ".x-old", tmp_path / ".x-young"
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / "half").write_text("x")
+    os.utime(old, (1e9, 1e9))
+    cached(tmp_path, "x", "recipe", write_model)
+    assert young.exists() and not old.exists()
+
+
 def test_an_incomplete_model_is_never_given_its_name(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"tokenizer\.json is missing"):
         cached(tmp_path, "x", "recipe", lambda f: (write_model(f), (f / "tokenizer.json").unlink()))

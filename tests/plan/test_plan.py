@@ -208,6 +208,21 @@ def test_lengths_of_parquet_and_chats(tmp_path: Path):
     assert (found.rows, found.mean_prompt, found.mean_response, found.longest) == (3, 10, 2, 12)
 
 
+def test_lengths_of_conversations_and_contents_in_parts(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "x" * 30}, {"type": "text", "text": "x" * 10}]
+    talk = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "y" * 20},
+        {"role": "user", "content": "z" * 10},
+        {"role": "assistant", "content": "y" * 8},
+    ]
+    file = tmp_path / "t.jsonl"
+    rows = [{"messages": talk}, {"messages": talk[:1], "response": talk[1:]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = measure(str(file), "messages", "response", None)
+    assert (found.mean_prompt, found.mean_response, found.longest) == (10, 10, 20)
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
 def test_the_plan_reads_every_file_that_the_trainer_reads(tmp_path: Path, suffix: str) -> None:
     rows = [{"prompt": "x" * 40, "response": "y" * 20}] * 5

@@ -39,6 +39,8 @@ NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 LOCK_WAIT_S = 600.0
 """Longest wait for another process that makes the same model; then it is made here as well."""
 LOCK_POLL_S = 0.05
+LEFT_OVER_S = 86_400.0
+"""Age at which a folder in which a model was being made is taken for one of a killed process."""
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -136,6 +138,7 @@ def _make(root: Path, base: str, name: str, build: Callable[[Path], None]) -> Pa
     """
     if dist.is_available() and dist.is_initialized():
         raise RuntimeError(f"builtin:{name} must be made before there is a process group")
+    _delete_left_over(root, f".{name}-")
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
     try:
         build(work)
@@ -155,6 +158,13 @@ def _make(root: Path, base: str, name: str, build: Callable[[Path], None]) -> Pa
     finally:
         shutil.rmtree(work, ignore_errors=True)
     raise AssertionError("there is always another name")
+
+
+def _delete_left_over(root: Path, prefix: str) -> None:
+    for folder in root.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if folder.is_dir() and time.time() - folder.stat().st_mtime > LEFT_OVER_S:
+                shutil.rmtree(folder)
 
 
 def _digest(path: Path) -> str:

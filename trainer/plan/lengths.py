@@ -55,9 +55,10 @@ def measure(
                 f"{', '.join(map(str, row))}. "
                 "Set data.prompt_key"
             )
-        prompts.append(count(_text(row[prompt_key])))
-        if response_key in row:
-            responses.append(count(_text(row[response_key])))
+        prompt, response = _prompt_and_response(row, prompt_key, response_key)
+        prompts.append(count(prompt))
+        if response is not None:
+            responses.append(count(response))
     if not prompts:
         raise UserError(f"data.train_files: no rows in {', '.join(map(str, paths))}")
     complete = len(responses) == len(prompts)
@@ -94,13 +95,34 @@ def _row_count(path: Path) -> int:
     return len(open_table(path))
 
 
+def _prompt_and_response(row: Row, prompt_key: str, response_key: str) -> tuple[str, str | None]:
+    """The texts of a row. A conversation that ends with the assistant, without a response field, is
+    divided at the assistant's first turn, as the trainer does.
+    """
+    prompt = row[prompt_key]
+    if row.get(response_key) is not None:
+        return _text(prompt), _text(row[response_key])
+    if isinstance(prompt, list):
+        roles = [message.get("role") for message in prompt if isinstance(message, dict)]
+        if len(roles) == len(prompt) and roles[-1:] == ["assistant"]:
+            first = roles.index("assistant")
+            return _text(prompt[:first]), _text(prompt[first:])
+    return _text(prompt), None
+
+
 def _text(value: Any) -> str:
-    """The text of a field: itself, or the contents of chat messages."""
+    """The text of a field: itself, or the contents of chat messages, which may be in parts."""
     if isinstance(value, list):
-        return "\n".join(
-            str(m.get("content", "")) if isinstance(m, dict) else str(m) for m in value
-        )
+        return "\n".join(_text_of(item) for item in value)
     return str(value)
+
+
+def _text_of(message: Any) -> str:
+    content = message.get("content") if isinstance(message, dict) else message
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(str(text or "") for text in texts)
+    return str(content or "")
 
 
 def _counter(tokenizer: Path | None) -> Callable[[str], int]:
