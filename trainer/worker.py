@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from trainer.base import environment, library_logs, rank_info, signals
 from trainer.base.errors import EXIT_OK, EXIT_USER, PeerLost
 from trainer.base.rank_info import RolloutTask
 from trainer.launch import rollout_nodes, run_rank
+from trainer.launch.early_stop import leave_untrained
 
 
 def main(run_dir: Path) -> int:
@@ -24,12 +26,14 @@ def main(run_dir: Path) -> int:
 def run_task(run_dir: Path) -> int:
     """Train as this process's rank, or hold servers on a rollout node; return the exit code.
 
-    Raises UserError for wrong input, PeerLost for processes of the run that do not come.
+    Raises UserError for wrong input, PeerLost for processes of the run that do not come, and
+    StopRequested, wherever it is, for a stop before the first update.
     """
     task = rank_info.rollout_task()
     if task is not None:
         return run_on_rollout_node(run_dir, task)
     info = rank_info.rank_from_environment()
+    signals.leave_at_once(partial(leave_untrained, run_dir))
     environment.prepare(info.local_world_size)
     from trainer.config import load_frozen
     from trainer.config.user_files import use_frozen

@@ -36,7 +36,7 @@ from trainer.base.rank_records import STOPPED, read_records
 from trainer.base.run_folder import last_attempt, log_folder, read_json
 from trainer.base.run_owner import describe, owner_of
 
-STOP_REQUESTS = ("USR2", "TERM", "INT", "TIME")
+STOP_REQUESTS = ("USR2", "TERM", "INT", "HUP", "TIME")
 """Causes of a rank's stop in its end record: a signal, or TIME when the job's end came near."""
 
 

@@ -18,6 +18,7 @@ from trainer.checkpoint.snapshot.state import decode, encode
 from trainer.experience.collector import RolloutCollector
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
+from trainer.ranks import agreement
 from trainer.ranks.agreement import AgreedError
 from trainer.rollout import EngineFailed, FinishedGroup, NotFiniteError
 from trainer.rollout.log_prob_check import LogProbMismatch, check_log_probs
@@ -194,7 +195,7 @@ def test_a_reward_that_fails_is_an_error_on_all_ranks_and_loses_no_prompt(stream
     prompts._waiting = waiting
     prompts._batches = batches
     world: Any = collector._world
-    world.any = lambda flag: 2
+    world.any = lambda flag: agreement._USER_ERROR
     world.gather = lambda text: [text, "it fails there"]
     with pytest.raises(AgreedError, match=r"^it fails there$"):
         collector.collect(2, 1, Timers(), last=False)

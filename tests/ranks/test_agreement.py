@@ -8,6 +8,7 @@ import pytest
 
 from tests.ranks.worlds import run_as_threads
 from trainer.base.errors import Failure, UserError
+from trainer.base.signals import CAUSES, StopRequested
 from trainer.ranks.agreement import AgreedError, agreed, raise_on_all
 
 
@@ -15,7 +16,9 @@ class EngineLost(Failure):
     pass
 
 
-def raised_with(errors: list[Failure | UserError | None]) -> list[BaseException | None]:
+def raised_with(
+    errors: list[Failure | UserError | StopRequested | None],
+) -> list[BaseException | None]:
     def work(world: Any) -> None:
         raise_on_all(world, errors[world.rank], elsewhere=EngineLost("elsewhere"))
 
@@ -30,6 +33,19 @@ def test_wrong_input_of_one_rank_has_its_text_on_all() -> None:
     raised = raised_with([None, UserError("row 7 is empty"), UserError("row 9 is empty")])
     assert [type(error) for error in raised] == [AgreedError] * 3
     assert {str(error) for error in raised} == {"row 7 is empty"}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_stop_of_one_rank_is_raised_on_all(cause: str) -> None:
+    raised = raised_with([None, StopRequested(cause), None])
+    assert [(type(e), getattr(e, "cause", "")) for e in raised] == [(StopRequested, cause)] * 3
+
+
+def test_a_stop_hides_a_lost_engine_but_not_wrong_input() -> None:
+    """The signal may have ended the engine; wrong input would be met again."""
+    stop = StopRequested("TERM")
+    assert [type(e) for e in raised_with([EngineLost("gone"), stop])] == [StopRequested] * 2
+    assert [type(e) for e in raised_with([UserError("row 7"), stop])] == [AgreedError] * 2
 
 
 def test_a_failure_is_raised_as_it_is_and_as_another_elsewhere() -> None:

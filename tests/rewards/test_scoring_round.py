@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from trainer.base import signals
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.rewards import RewardRequest, Scorer
 
 GATE = "gate"
@@ -109,3 +111,18 @@ def test_an_error_is_raised_by_the_next_submit() -> None:
                 time.sleep(0.005)
         scoring.cancel()
         assert [s.value for s in scorer.score([request("5")])] == [5.0]
+
+
+def test_a_stop_does_not_wait_for_a_function_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with Scorer(waits_for_file, workers=1) as scorer:
+        scoring = scorer.begin_round()
+        scoring.submit(request(str(tmp_path / "never")))
+        monkeypatch.setattr(signals._request, "cause", "USR2")
+        began = time.monotonic()
+        with pytest.raises(StopRequested):
+            scoring.results()
+        scoring.cancel()
+        assert time.monotonic() - began < 60  # the function waits for 200 s
+        assert scorer.idle() == []

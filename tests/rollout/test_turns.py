@@ -12,7 +12,9 @@ import torch
 
 from tests.data.templates import THINKING, tokenizer
 from tests.models.support import make_model
+from trainer.base import signals
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.data.chat_template import ChatTemplate
 from trainer.models import load_tokenizer, resolve
 from trainer.rollout import FinishedGroup, Group, Sample, Sampling
@@ -234,3 +236,42 @@ def test_a_template_without_later_turns_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=f"since the model's chat template {reason}"):
             ObservationTokens(tokenizer(), ChatTemplate(tokenizer(), template), max_length=8)
+
+
+def test_a_stop_does_not_wait_for_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = AgentRunner(Slow(), name="Slow", timeout_s=200)
+    monkeypatch.setattr(signals._request, "cause", "USR2")
+    with pytest.raises(StopRequested):
+        runner.answer([TALK])
+
+
+class AsksToStop(Echo):
+    """Answers as ``Echo``, and is late in its fourth call, when the run is asked to stop."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.calls = 0
+
+    async def step(self, conversation: Conversation) -> str | None:
+        self.calls += 1
+        if self.calls == 4:
+            self.patch.setattr(signals._request, "cause", "USR2")
+            return await Slow().step(conversation)
+        return await super().step(conversation)
+
+
+def test_a_response_that_waits_for_its_answer_at_a_stop_is_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = token_ids(by_number(list(make_generator().generate(GROUPS, SAMPLING, seed=3))))
+    generation = make_generator(AsksToStop(monkeypatch)).generate(GROUPS, SAMPLING, seed=3)
+    first: dict[int, list[Sample]] = {}
+    with pytest.raises(StopRequested):
+        first.update((group.number, group.samples) for group in generation)
+    left = by_number(generation.stop())
+    monkeypatch.setattr(signals._request, "cause", None)
+    numbers = sorted(left)
+    groups = [replace(GROUPS[i], partial_samples=left[i]) for i in numbers]
+    rest = make_generator().generate(groups, SAMPLING, seed=3)
+    samples = first | {numbers[group.number]: group.samples for group in rest}
+    assert token_ids(samples) == whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class Rank:
         self.calibrator = Calibrator()
         self.samples_seen = 0
         self.productive_s = 0.0
+        self.unlogged: dict[str, Any] | None = None
         self.lowered_budgets: list[int] | None = None
         self.reference = None
         self.model = SimpleNamespace(has_adapters=False)
@@ -65,6 +67,7 @@ class Rank:
             self.calibrator.add(tokens, tokens**2, tokens * 1e-3 + 0.01)
         self.samples_seen = 4
         self.productive_s = 1.5
+        self.unlogged = {"train/nll": 1.25, "timing/step": 0.5}
         self.lower_budgets([512, 256])
         self.best.observe(3, {"val/reward": 0.5})
         save_identity(self.run_dir, WandbIdentity("abc", "project", "name", None))

@@ -251,6 +251,22 @@ def test_the_job_stops_while_a_save_still_fits(
     assert checkpoints.stop_requested("TERM") == "TERM"
 
 
+def test_a_stop_saves_a_step_that_is_not_committed_and_no_other(
+    tmp_path: Path, clock: Clock
+) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, checkpoint__save_freq=-1)
+    checkpointer.last_committed_step = 4
+    synced: list[int] = []
+    checkpoints.save_stopped(4, "USR2", {}, sync=lambda: synced.append(4))
+    assert checkpointer.saved == []
+    checkpoints.save_stopped(5, "USR2", {"val/reward": 0.5}, sync=lambda: synced.append(5))
+    assert checkpointer.saved == [(5, 0.5, True)] and synced == [4, 5]
+    checkpointer.has_room = False
+    checkpointer.last_failure = "the disk is gone"
+    with pytest.raises(Failure, match="step 6 is not saved: the disk is gone"):
+        checkpoints.save_stopped(6, "USR2", {}, sync=lambda: None)
+
+
 def test_the_grace_period_is_compared_with_the_measured_speed(tmp_path: Path, clock: Clock) -> None:
     checkpoints, _ = make_checkpoints(tmp_path, shape=LARGE, grace_period_s=120)
     assert any(

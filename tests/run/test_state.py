@@ -17,8 +17,9 @@ from trainer.checkpoint.snapshot.state_registry import StateRegistry
 from trainer.run.context import RunContext
 from trainer.tracking.wandb_run import WandbIdentity, load_identity, save_identity
 
-SAVED_BY_THE_ENGINE = {"engine", "model", "reference"}
-"""Components whose weights the checkpoint captures from the engine, or that never change."""
+SAVED_BY_THE_ENGINE = {"engine", "model", "reference", "stop_step"}
+"""Components whose weights the checkpoint captures from the engine, or that are the
+step itself, or that never change."""
 STATE_NAMES = {"lowered_budgets": "budgets"}
 """Field of ``RunContext`` -> its name in checkpoints, where the two differ."""
 COUNTERS = (int, float, list[int] | None)

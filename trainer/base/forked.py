@@ -1,8 +1,9 @@
 """Child processes that answer requests: for loading samples and for scoring answers.
 
 They are forked, so that data sets, tokenizers and user functions need no pickling and pages are
-shared. They ignore TERM, INT and USR2, which Slurm and terminals send to a whole group: the step in
-progress still needs them. They end with the process that started them, however that one ends.
+shared. They ignore TERM, INT, HUP and USR2, which Slurm and terminals send to a whole group: the
+step in progress may still need them. They end with the process that started them, however that one
+ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -92,9 +94,9 @@ class Forked(Generic[Request, Answer]):
 
     def receive(self, timeout_s: float) -> Answer:
         """The next answer. Raises what ``serve`` raised if that was a UserError, else WorkerFailed,
-        WorkerDied or WorkerSilent.
+        WorkerDied or WorkerSilent; StopRequested instead of a wait for longer.
         """
-        ready = wait([self._pipe, self._process.sentinel], timeout_s)
+        ready = self._wait(timeout_s)
         if not ready:
             raise WorkerSilent(
                 f"{self.name} (process {self.pid}) gave no answer within {timeout_s:.3g} s"
@@ -120,6 +122,16 @@ class Forked(Generic[Request, Answer]):
             self._process.kill()
         if self._owner == os.getpid():
             self._process.join(10)
+
+    def _wait(self, timeout_s: float) -> list[Any]:
+        """What is ready of ``waits`` within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            remaining = deadline - time.monotonic()
+            ready = wait(self.waits, max(0.0, min(remaining, signals.POLL_S)))
+            if ready or remaining <= signals.POLL_S:
+                return ready
+            signals.check()
 
     def _died(self) -> WorkerDied:
         self._process.join(10)

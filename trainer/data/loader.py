@@ -166,6 +166,11 @@ class Loader:
         saved = Position(epoch=state["epoch"], offset=state["offset"], samples=state["samples"])
         self._position = self._batch_after(saved).start
 
+    def go_back(self, position: Position) -> None:
+        """Go to an earlier ``position`` of this loader; its workers are ended."""
+        self.close()
+        self._position = position
+
     def __enter__(self) -> Loader:
         return self
 

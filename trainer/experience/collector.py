@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.config.schema import Config
 from trainer.data import Example
-from trainer.experience.prompt_queue import PromptQueue, PromptRequest, to_resume
-from trainer.experience.sampler import Rollouts, Sampler, prompts_per_rank
+from trainer.experience.prompt_queue import (
+    PromptQueue,
+    PromptRequest,
+    to_resume,
+    with_samples,
+)
+from trainer.experience.sampler import (
+    GenerationStopped,
+    Rollouts,
+    Sampler,
+    prompts_per_rank,
+)
 from trainer.experience.unfinished import share_samples
 from trainer.experience.weight_sync import ENDS_THE_RUN, WeightSync, raise_engine_failure
 from trainer.ranks.agreement import agreed
@@ -23,12 +34,15 @@ OnFinished = Callable[[Sequence[PromptRequest], int, Sequence[Sample]], None]
 """Called with the requests of a step, the index of one that is finished, and its samples."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Collection:
     """The requests of a step and this rank's rollouts of them."""
 
+    step: int
     requests: list[PromptRequest]
     rollouts: Future[Rollouts]
+    already_back: set[int] = field(default_factory=set)
+    """Requests, by index, that are in the queue again: begun and not needed."""
 
 
 class RolloutCollector:
@@ -54,6 +68,8 @@ class RolloutCollector:
         self._world = world
         self._one_step_off = one_step_off
         self._ahead: _Collection | None = None
+        self._current: _Collection | None = None
+        """That of the step under way, until the next one."""
         self._pool: ThreadPoolExecutor | None = None
         self._stats: dict[str, float] = {}
 
@@ -90,18 +106,20 @@ class RolloutCollector:
         ``version``: of the current weights. ``last``: no step follows. ``on_finished`` is called
         for each prompt as soon as it is finished, unless it was generated one step ahead.
 
-        Raises, on all ranks, EngineFailed when one rank's engine is lost, and AgreedError when the
-        data, a reward function or an agent of one rank fails. The next call gets the same prompts.
+        Raises, on all ranks, EngineFailed when one rank's engine is lost, AgreedError when the
+        data, a reward function or an agent of one rank fails, and StopRequested soon after one was
+        asked to stop. The next call gets the same prompts.
         """
         if self._ahead is None:
             current = self._generate_now(step, version, timers, on_finished)
         else:
             current = self._ahead
             self._ahead = None
+        self._current = current
         with timers("gen"):  # one step off: the wait for the rest of the generation
             rollouts = self._agree(current)
         self._stats = dict(self._weight_sync.rollout_engine.stats())
-        self._put_back_unfinished(current.requests, rollouts)
+        self._put_back_unfinished(current, rollouts)
         if self._one_step_off and not last:
             self._ahead = self._generate_ahead(step + 1, version, timers)
         return current.requests, rollouts
@@ -117,13 +135,33 @@ class RolloutCollector:
         current = self._ahead
         self._ahead = None
         rollouts = self._agree(current)
-        n = self.sampler.n
-        samples = dict(rollouts.unfinished)
-        for first in range(0, len(rollouts.samples), n):
-            index = rollouts.prompt_indices[first]
-            samples[index] = rollouts.samples[first : first + n]
-        shared = share_samples(samples, n, self._world)
+        shared = share_samples(_all_samples(rollouts, self.sampler.n), self.sampler.n, self._world)
         self.prompts.put_back(to_resume(current.requests, shared))
+
+    def give_back(self, step: int) -> None:
+        """Put back the prompts of ``step``, which is left, and of a step ahead of it. Collective.
+
+        Where ``algorithm.max_staleness`` and an engine of its own allow it, they keep the responses
+        and parts of responses that there are. Otherwise they are drawn again, with the same random
+        numbers: the run goes on as if it had not been interrupted. (A generation of ``hf`` depends,
+        in the last bits, on what else is generated at a time.)
+        """
+        ahead = self._ahead
+        current = self._current
+        self._ahead = None
+        self._current = None
+        for collection in (ahead, current):
+            if collection is not None and collection.step >= step:
+                self._give_back(collection)
+
+    def record_lengths(self, groups: Sequence[int], lengths: Sequence[float]) -> None:
+        """Remember the mean response length of the prompts ``groups`` (indices of the requests of
+        the last ``collect``), once it is sure that the step is taken.
+        """
+        if self._current is None:
+            raise AssertionError("lengths are of responses that were collected")
+        requests = self._current.requests
+        self.prompts.record_lengths([requests[g].example for g in groups], lengths)
 
     def stats(self) -> dict[str, float]:
         """Metrics ``rollout/*``: the engine's counters of its last generation."""
@@ -139,17 +177,18 @@ class RolloutCollector:
     ) -> _Collection:
         requests = self._take(step, version, timers)
         result: Future[Rollouts] = Future()
+        self._current = _Collection(step, requests, result)
         try:
             with self._weight_sync.ready(version, timers, keep_awake=self._one_step_off):
                 try:
                     rank_requests = self._rank_requests(requests)
                     rollouts = self._roll_out(requests, rank_requests, timers, on_finished)
                     result.set_result(rollouts)
-                except UserError as error:
+                except (UserError, StopRequested) as error:
                     result.set_exception(error)
-        except EngineFailed as error:  # raised in ``_agree``, on all ranks
+        except (EngineFailed, StopRequested) as error:  # raised in ``_agree``, on all ranks
             result.set_exception(error)
-        return _Collection(requests, result)
+        return self._current
 
     def _generate_ahead(self, step: int, version: int, timers: Timers) -> _Collection:
         requests: list[PromptRequest] = []
@@ -160,12 +199,12 @@ class RolloutCollector:
             with self._weight_sync.ready(version, timers, keep_awake=True):
                 rank_requests = self._rank_requests(requests)
                 result = self._pool.submit(self._roll_out, requests, rank_requests, Timers(), None)
-        except ENDS_THE_RUN as error:
+        except (*ENDS_THE_RUN, StopRequested) as error:
             # All ranks have the rollouts of the current step: they train on them, and raise the
             # error in the next ``_agree``.
             result = Future()
             result.set_exception(error)
-        return _Collection(requests, result)
+        return _Collection(step, requests, result)
 
     def _take(self, step: int, version: int, timers: Timers) -> list[PromptRequest]:
         """The requests of a step, the same on all ranks."""
@@ -176,19 +215,46 @@ class RolloutCollector:
         except ENDS_THE_RUN:
             self.prompts.put_back(requests)
             raise
+        except StopRequested:
+            self.prompts.give_back(step)
+            raise
         return requests
 
     def _agree(self, collection: _Collection) -> Rollouts:
         """Wait for this rank's rollouts and return them if no rank failed."""
         error = collection.rollouts.exception()
-        if error is not None and not isinstance(error, EngineFailed | UserError):
+        if error is not None and not isinstance(error, EngineFailed | UserError | StopRequested):
             raise error
         try:
             raise_engine_failure(self._world, error)
         except ENDS_THE_RUN:
             self.prompts.put_back(collection.requests)
             raise
+        except StopRequested:
+            if collection is not self._current:
+                self._give_back(collection)  # the step that it was generated ahead of is trained
+            raise
         return collection.rollouts.result()
+
+    def _give_back(self, collection: _Collection) -> None:
+        engine_is_separate = not self._weight_sync.rollout_engine.shares_weights
+        if not (self.prompts.max_staleness and engine_is_separate):
+            self.prompts.give_back(collection.step)
+            return
+        samples: dict[int, list[Sample]] = {}
+        error = collection.rollouts.exception()
+        if error is None:
+            samples = _all_samples(collection.rollouts.result(), self.sampler.n)
+        elif isinstance(error, GenerationStopped):
+            samples = error.samples
+        shared = share_samples(samples, self.sampler.n, self._world)
+        self.prompts.put_back(
+            [
+                with_samples(request, shared.get(index, ()))
+                for index, request in enumerate(collection.requests)
+                if index not in collection.already_back
+            ]
+        )
 
     def _roll_out(
         self,
@@ -212,7 +278,17 @@ class RolloutCollector:
         indices = range(self._world.rank, len(requests), self._world.size)
         return {i: requests[i] for i in self.prompts.longest_first(indices, requests)}
 
-    def _put_back_unfinished(self, requests: Sequence[PromptRequest], rollouts: Rollouts) -> None:
-        if len(requests) > self.batch_size:
+    def _put_back_unfinished(self, collection: _Collection, rollouts: Rollouts) -> None:
+        if len(collection.requests) > self.batch_size:
             shared = share_samples(rollouts.unfinished, self.sampler.n, self._world)
-            self.prompts.put_back(to_resume(requests, shared))
+            self.prompts.put_back(to_resume(collection.requests, shared))
+            collection.already_back.update(shared)
+
+
+def _all_samples(rollouts: Rollouts, n: int) -> dict[int, list[Sample]]:
+    """Finished and unfinished samples, ``n`` each, by index of their request."""
+    samples = dict(rollouts.unfinished)
+    for first in range(0, len(rollouts.samples), n):
+        index = rollouts.prompt_indices[first]
+        samples[index] = rollouts.samples[first : first + n]
+    return samples

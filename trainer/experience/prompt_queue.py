@@ -51,8 +51,10 @@ class PromptQueue:
     ) -> None:
         self._batches = batches
         self._over_sampling = over_sampling
-        self._max_staleness = max_staleness
+        self.max_staleness = max_staleness
         self._waiting: list[PromptRequest] = []
+        self._before: dict[int, list[PromptRequest]] = {}
+        """What waited before the last steps took theirs, as ``give_back`` restores it."""
         self._lengths: dict[int, float] = {}
 
     @classmethod
@@ -70,15 +72,20 @@ class PromptQueue:
         ``version``: of the current weights. Raises UserError for an example that can't be read.
         """
         count = math.ceil(batch_size * self._over_sampling - 1e-9)
+        self._before = {k: waiting for k, waiting in self._before.items() if k == step - 1}
         while len(self._waiting) < count:
-            self._waiting += [PromptRequest(example=example) for example in next(self._batches)]
+            drawn = [PromptRequest(example=example) for example in next(self._batches)]
+            self._waiting += drawn
+            for waiting in self._before.values():
+                waiting += drawn
+        self._before[step] = list(self._waiting)
         taken = self._waiting[:count]
         self._waiting = self._waiting[count:]
         requests: list[PromptRequest] = []
         for request in taken:
             begun_by = [s.version for s in request.partial_samples if s.response_ids.numel()]
             staleness = version - min(begun_by, default=version)
-            if request.step == 0 or staleness > self._max_staleness:
+            if request.step == 0 or staleness > self.max_staleness:
                 request = PromptRequest(example=request.example, step=step, number=len(requests))
             requests.append(request)
         return requests
@@ -86,6 +93,13 @@ class PromptQueue:
     def put_back(self, requests: Sequence[PromptRequest]) -> None:
         """Put ``requests`` in front of all others."""
         self._waiting = [*requests, *self._waiting]
+
+    def give_back(self, step: int) -> None:
+        """Undo ``take`` of ``step``, if it was called, and everything since: the next call takes
+        the same prompts, with the same random numbers.
+        """
+        if step in self._before:
+            self._waiting = self._before.pop(step)
 
     def record_lengths(self, examples: Sequence[Example], lengths: Sequence[float]) -> None:
         """Remember the mean response length of each example, tokens."""
@@ -130,6 +144,13 @@ class PromptQueue:
             for saved in state["waiting"]
         ]
         self._lengths = {int(k): float(v) for k, v in state["lengths"].items()}
+
+
+def with_samples(request: PromptRequest, samples: Sequence[Sample]) -> PromptRequest:
+    """``request`` with ``samples`` as its partial ones, if they have any token; else as it is."""
+    if not any(sample.response_ids.numel() for sample in samples):
+        return request
+    return replace(request, partial_samples=tuple(samples))
 
 
 def to_resume(

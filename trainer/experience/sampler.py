@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from trainer.base import signals
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.config.schema import Config
 from trainer.data import Example
 from trainer.experience.generators import Generator
@@ -22,6 +24,15 @@ VALIDATION_SEED = 0x5EED
 
 OnSamples = Callable[[int, Sequence[Sample]], None]
 """Called with the index of a finished request and its samples."""
+
+
+class GenerationStopped(StopRequested):
+    """A stop was requested while responses were generated or scored."""
+
+    def __init__(self, cause: str, samples: dict[int, list[Sample]]) -> None:
+        """``samples``: what was generated until then, by index of the request."""
+        super().__init__(cause)
+        self.samples = samples
 
 
 @dataclass(kw_only=True)
@@ -100,7 +111,7 @@ class Sampler:
         lasts longer than the generation.
 
         Raises UserError when a reward function or an agent fails, EngineFailed when the engine is
-        lost.
+        lost, and GenerationStopped soon after a stop was requested, in whatever it waits.
         """
         finished: dict[int, Sequence[Sample]] = {}
         scoring = self.scorer.begin_round()
@@ -120,6 +131,12 @@ class Sampler:
                     for index, samples in finished.items():
                         self._submit(scoring, requests[index].example, samples)
                 scores = scoring.results()
+        except StopRequested as stop:
+            scoring.cancel()
+            generated = {index: list(group) for index, group in finished.items()}
+            if isinstance(stop, GenerationStopped):
+                generated |= stop.samples
+            raise GenerationStopped(stop.cause, generated) from stop
         except BaseException:
             scoring.cancel()
             raise
@@ -136,11 +153,15 @@ class Sampler:
         try:
             for group in islice(generation, count):
                 on_finished(indices[group.number], group.samples)
-        except (
-            UserError
-        ):  # of a reward or agent: ranks that share the engine go on without this one
+        except UserError:
+            # Of a reward or agent: ranks that share the engine go on without this one.
             generation.stop()
             raise
+        except StopRequested as stop:
+            if signals.leaves_at_once():
+                raise
+            rest = {indices[group.number]: group.samples for group in generation.stop()}
+            raise GenerationStopped(stop.cause, rest) from stop
         if count >= len(groups):
             return {}
         return {indices[group.number]: group.samples for group in generation.stop()}

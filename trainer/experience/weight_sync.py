@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.config.schema import Rollout
 from trainer.models import LoadedModel
 from trainer.parallel.engine import Engine
@@ -112,16 +113,17 @@ class WeightSync:
         """Send the weights to the rollout engine.
 
         All ranks gather sharded weights together. A rank whose engine is lost therefore gathers
-        them to the end, and all ranks raise before they gather again.
+        them to the end, and all ranks raise before they gather again. So does one that is asked to
+        stop while it waits for the engine.
         """
         sharded = self._engine.settings.zero_stage == 3
-        error: EngineFailed | None = None
+        error: EngineFailed | StopRequested | None = None
         weights = whole_weights(self._engine.module, sharded=sharded)
         try:
             self._wake()
             with timers(prefix + "sync"):
                 self.rollout_engine.update_weights(weights, version)
-        except EngineFailed as failure:
+        except (EngineFailed, StopRequested) as failure:
             error = failure
         if sharded:
             deque(weights, maxlen=0)
@@ -130,10 +132,14 @@ class WeightSync:
             raise error
 
 
-def raise_engine_failure(world: World, error: EngineFailed | UserError | None) -> None:
-    """Raise on every rank when one of them lost its rollout engine or met wrong input. Collective.
+def raise_engine_failure(
+    world: World, error: EngineFailed | UserError | StopRequested | None
+) -> None:
+    """Raise on every rank when one of them lost its rollout engine, met wrong input, or was asked
+    to stop. Collective.
 
-    Raises AgreedError for wrong input, which comes first, and EngineFailed for a lost engine.
+    Raises AgreedError for wrong input, which comes first, StopRequested, and EngineFailed for a
+    lost engine.
     """
     elsewhere = EngineFailed("the rollout engine of another rank is lost")
     raise_on_all(world, error, elsewhere=elsewhere)

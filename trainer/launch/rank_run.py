@@ -24,6 +24,7 @@ from trainer.base.errors import (
 )
 from trainer.base.metrics_file import METRICS_FILE
 from trainer.base.run_folder import log_tail
+from trainer.launch.early_stop import leave_untrained
 
 LAUNCHED = "PLIMSOLL_LAUNCHED"
 """Set to 1 for ranks of the launcher, which shows their errors itself, once and last."""
@@ -121,6 +122,10 @@ def run_rank(run_dir: Path, body: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            cause = signals.requested()
+            if cause is not None and signals.leaves_at_once():
+                # StopRequested, or what a library or another rank made of it.
+                return leave_untrained(run_dir, cause)
             return rank.failed(error)
 
 

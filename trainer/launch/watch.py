@@ -92,7 +92,7 @@ class Watcher:
         cause = signals.requested()
         if cause:  # it came while the ranks were being started
             self._events.put(("signal", -1, getattr(signal, f"SIG{cause}")))
-        before = {number: signal.signal(number, self._on_signal) for number in signals.CAUGHT}
+        before = {number: signal.signal(number, self._on_signal) for number in signals.caught()}
         try:
             yield
         finally:
@@ -127,8 +127,13 @@ class Watcher:
         process.ended_at = time.time()
         if self.stopped_at is None and not process.ended_in_order:
             self._stop(running)
-        elif self._deadline is None:
+            return
+        if self._deadline is None:
             self._deadline = time.monotonic() + self._finish_grace
+        if code == EXIT_REQUEUE and self.stopped_at is None:
+            # It alone may have been asked to stop, before it could tell the others.
+            for process in running:
+                process.send(signal.SIGTERM)
 
     def _forward(self, number: int, running: Sequence[RankProcess]) -> None:
         if number == signal.SIGINT:

@@ -16,6 +16,9 @@ from torch import Tensor
 from trainer.base.errors import UserError
 from trainer.base.rank_info import RankInfo
 from trainer.ranks.rendezvous import meet
+from trainer.ranks.stop_channel import StopChannel
+
+_stop_channel: StopChannel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,7 @@ def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s
     that died is an error on the others, never a hang. Raises UserError for a device that is not
     there and for a port in use, PeerLost for ranks that don't come.
     """
+    global _stop_channel
     rank_device = choose_device(device, info.local_rank)
     if rank_device.type == "cpu":
         # DeepSpeed picks its accelerator itself; on a GPU machine it would pick the GPU.
@@ -132,6 +136,10 @@ def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s
     device_index = info.local_rank if rank_device.index is None else rank_device.index
     os.environ["LOCAL_RANK"] = str(device_index)
     store = meet(info, run_dir=run_dir, timeout_s=meet_s)
+    if info.world_size > 1:
+        own_store = store.clone()  # type: ignore[attr-defined]
+        _stop_channel = StopChannel(own_store, rank=info.rank, size=info.world_size)
+        _stop_channel.start()
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         "gloo" if rank_device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -152,5 +160,9 @@ def join(info: RankInfo, *, device: str, run_dir: Path, meet_s: float, timeout_s
 
 def leave() -> None:
     """Destroy the process groups, so that a finished rank leaves no threads behind."""
+    global _stop_channel
+    if _stop_channel is not None:
+        _stop_channel.close()
+        _stop_channel = None
     if dist.is_initialized():
         dist.destroy_process_group()

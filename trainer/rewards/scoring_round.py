@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
+from trainer.base import signals
 from trainer.base.forked import Forked, WorkerDied
 from trainer.rewards.types import RewardRequest, Score
 
@@ -96,8 +97,14 @@ class ScoringRound:
     def results(self) -> list[Score]:
         """Wait for all scores and return them in the order of ``submit``.
 
-        Raises UserError, naming the prompt, when a user's function fails.
+        Raises UserError, naming the prompt, when a user's function fails, and StopRequested at
+        once, however long a function takes: ``cancel`` the round then.
         """
+        self._closing = True
+        self._wake_up()
+        while self._thread is not None and self._thread.is_alive():
+            signals.check()
+            self._thread.join(signals.POLL_S)
         self._end()
         if self._error is not None:
             self._workers.close()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict
 
+from trainer.base import signals
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.base.user_code import describe_exception
 from trainer.rollout.settings import KEY
 
@@ -56,7 +60,7 @@ class AgentRunner:
         """Return one answer per conversation, in their order.
 
         Raises UserError when the agent raises, returns anything but a text or None, or blocks its
-        event loop.
+        event loop; StopRequested at once, however long its answers take.
         """
         if not conversations:
             return []
@@ -65,7 +69,10 @@ class AgentRunner:
             threading.Thread(target=self._loop.run_forever, name="agent", daemon=True).start()
         future = asyncio.run_coroutine_threadsafe(self._answer_all(conversations), self._loop)
         try:
-            return future.result(self._timeout_s + LOOP_SLACK_S)
+            return _result(future, self._timeout_s + LOOP_SLACK_S)
+        except StopRequested:
+            future.cancel()
+            raise
         except FutureTimeout as e:
             future.cancel()
             raise UserError(
@@ -100,3 +107,15 @@ class AgentRunner:
                 "text, or None when the response is done"
             )
         return answer
+
+
+def _result(future: Future[list[str | None]], timeout_s: float) -> list[str | None]:
+    """The result of ``future``. Raises FutureTimeout after ``timeout_s``, and StopRequested."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return future.result(min(signals.POLL_S, max(0.0, deadline - time.monotonic())))
+        except FutureTimeout:
+            if future.done() or time.monotonic() >= deadline:
+                raise
+        signals.check()

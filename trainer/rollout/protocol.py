@@ -103,7 +103,7 @@ class Generation(Protocol):
         """Each group as soon as its last response ends; groups are begun in the order of the call.
 
         Raises NotFiniteError when the model's logits are not finite, EngineFailed when the engine
-        is lost for good.
+        is lost for good, StopRequested within a token or two of a request.
         """
 
     def stop(self) -> list[FinishedGroup]:

@@ -197,9 +197,10 @@ class _MultiTurnGeneration:
             for group in self._turn.stop():
                 number = self._turn_groups[group.number]
                 self._store(number, group.samples)
-                for k, sample in enumerate(self._samples[number]):
-                    if sample.finish_reason == "stop" and (number, k) not in self._final:
-                        self._samples[number][k] = replace(sample, finish_reason="aborted")
+        for number in self._open:
+            for k, sample in enumerate(self._samples[number]):
+                if sample.finish_reason == "stop" and (number, k) not in self._final:
+                    self._samples[number][k] = replace(sample, finish_reason="aborted")
         rest = [FinishedGroup(number=i, samples=self._samples[i]) for i in sorted(self._open)]
         self._open.clear()
         return rest

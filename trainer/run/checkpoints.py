@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainer.base import rank_records
+from trainer.base import rank_records, signals
 from trainer.base.errors import DISK_FULL, EXIT_REQUEUE, Failure, UserError
+from trainer.base.signals import StopRequested
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.resume import is_same_folder
 from trainer.checkpoint.schedule import save_reason
@@ -27,7 +28,7 @@ from trainer.run.validation import VALIDATION_METRICS
 from trainer.tracking.banner import versions
 from trainer.tracking.goodput import GoodputClock
 
-STOP_CAUSES = ("", "TIME", "INT", "TERM", "USR2")
+STOP_CAUSES = ("", "TIME", *signals.CAUSES)
 """Causes of an early stop. Of two causes on different ranks the later in this order is reported;
 USR2 is what Slurm sends as a warning.
 """
@@ -78,11 +79,7 @@ class RunCheckpoints:
 
         ``signal_name``: the signal that this rank received, if any. One rank's request stops all.
         """
-        cause = 0
-        if signal_name in STOP_CAUSES:
-            cause = STOP_CAUSES.index(signal_name)
-        elif signal_name is not None:
-            cause = len(STOP_CAUSES) - 1
+        cause = STOP_CAUSES.index(signal_name or "")
         if cause == 0:
             measured_s = self._checkpointer.save_s
             if self._save_time.is_due(measured_s=measured_s, step_s=self._step_s):
@@ -107,10 +104,7 @@ class RunCheckpoints:
         now = time.monotonic()
         self._step_s = now - self._last_step_at
         self._last_step_at = now
-        self._metric_names |= metrics.keys()
-        if self._ctx.world.is_main:  # other ranks lack some of the metrics
-            self._best.require_known(self._metric_names)
-        self._best.observe(step, metrics)
+        self.observe(step, metrics)
         is_due = self._is_due(
             step, seconds_since_last=now - self._last_save_at, last=last, stop=stop
         )
@@ -120,7 +114,7 @@ class RunCheckpoints:
         if self._ctx.collector is not None:
             try:
                 self._ctx.collector.drain()
-            except ENDS_THE_RUN:
+            except (*ENDS_THE_RUN, StopRequested):
                 if stop is None:
                     raise  # otherwise the next attempt draws the same rollouts again
         sync()
@@ -144,6 +138,29 @@ class RunCheckpoints:
                 stop=cause,
             )
 
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Compare the metrics of ``step`` with the best so far.
+
+        Raises UserError for a ``best_metric`` that no step has.
+        """
+        self._metric_names |= metrics.keys()
+        if self._ctx.world.is_main:  # other ranks lack some of the metrics
+            self._best.require_known(self._metric_names)
+        self._best.observe(step, metrics)
+
+    def save_stopped(
+        self, step: int, cause: str, metrics: Mapping[str, float], *, sync: Callable[[], None]
+    ) -> None:
+        """Save ``step``, the last whole one with ``metrics``, of a run that leaves the next one.
+
+        Nothing is saved when that step is committed already. Collective. Raises as ``after_step``
+        does when the save fails.
+        """
+        sync()
+        if not self._save_if_missing(step, metrics):
+            raise not_saved(step, self._checkpointer.last_failure)
+        self._record_stop(step, cause)
+
     def save_lost_run(
         self, step: int, error: Failure | UserError, *, sync: Callable[[], None]
     ) -> Failure | UserError:
@@ -155,12 +172,7 @@ class RunCheckpoints:
         if step == 0:
             return kind(f"{error}. No step was trained yet: the same command begins anew")
         sync()
-        ended = self._checkpointer.wait(CLOSE_TIMEOUT_S)
-        missing = not ended or self._checkpointer.last_committed_step != step
-        saved = True
-        # Saving takes all ranks: one that has not heard of the commit must not be left alone.
-        if self._ctx.world.any(int(missing)):
-            saved = self._save(step, {}, blocking=True)
+        saved = self._save_if_missing(step, {})
         outcome = f"Step {step} is saved"
         if not saved:
             outcome = f"Step {step} could not be saved ({self._checkpointer.last_failure})"
@@ -172,6 +184,11 @@ class RunCheckpoints:
         if self._clock is not None:
             metrics |= self._clock.metrics(self._ctx.productive_s)
         return metrics
+
+    @property
+    def save_s(self) -> float:
+        """Seconds of this attempt's last save, or those that one is expected to take."""
+        return self._checkpointer.save_s or self._save_time.expected_s
 
     @property
     def newest(self) -> Path | None:
@@ -241,6 +258,15 @@ class RunCheckpoints:
         if saved:
             self._last_save_at = time.monotonic()
         return saved
+
+    def _save_if_missing(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Save ``step`` unless its save is committed. Returns whether it is saved. Collective."""
+        ended = self._checkpointer.wait(CLOSE_TIMEOUT_S)
+        missing = not ended or self._checkpointer.last_committed_step != step
+        # Saving takes all ranks: one that has not heard of the commit must not be left alone.
+        if self._ctx.world.any(int(missing)):
+            return self._save(step, metrics, blocking=True)
+        return True
 
     def _restore(self) -> int:
         """Load the checkpoint to resume from; its step, or 0."""

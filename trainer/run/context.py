@@ -66,6 +66,12 @@ class RunContext:
     calibrator: Calibrator = field(default_factory=Calibrator)
     """Measured times of this rank's micro-batches."""
     samples_seen: int = 0
+    unlogged: dict[str, Any] | None = None
+    """Metrics of the newest step while its validation is outstanding; None otherwise. A stop in a
+    validation saves them, and the resumed run validates and logs the step.
+    """
+    stop_step: int = 0
+    """The step that a stop saves: the last one whose update has begun."""
     productive_s: float = 0.0
     """Seconds spent in training steps that were kept, earlier attempts included."""
     lowered_budgets: list[int] | None = None

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.base import signals
-from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
+from trainer.base.errors import EXIT_OK, UserError
 from trainer.base.rank_info import RankInfo
+from trainer.base.signals import StopRequested
 from trainer.config.schema import Config
+from trainer.config.schema.trainer import Trainer
 from trainer.data import endless
 from trainer.experience.weight_sync import ENDS_THE_RUN
 from trainer.models import make_builtin
-from trainer.ranks.world import join, leave
+from trainer.ranks.world import join
+from trainer.ranks.world import leave as leave_ranks
 from trainer.run.build import build
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
@@ -19,6 +22,7 @@ from trainer.run.data_check import check_data
 from trainer.run.finish import finish
 from trainer.run.reporter import RunReporter
 from trainer.run.step import training_step
+from trainer.run.stop import StopTime, announce_stops, leave
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """Bounds every wait for another rank once all have met: a dead rank is an error on the others."""
@@ -45,7 +49,7 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
             reporter.exit_code = run(ctx, checkpoints, reporter)
             return reporter.exit_code
     finally:
-        leave()
+        leave_ranks()
 
 
 def require_ranks(config: Config, info: RankInfo) -> None:
@@ -61,36 +65,79 @@ def require_ranks(config: Config, info: RankInfo) -> None:
 
 def run(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter) -> int:
     """All training steps from the restored one on. Returns the exit code."""
-    trainer = ctx.config.trainer
     step = checkpoints.restored_step
+    ctx.stop_step = step
+    announce_stops(ctx, reporter)
     ctx.engine.hide_from_forks()
-    if trainer.val_only:
+    if ctx.config.trainer.val_only:
         reporter.log(step, reporter.validation(step))
         return EXIT_OK
     if step == 0:
         check_data(ctx, reporter.message)
     ctx.loader.start()
+    cause = take_steps(ctx, checkpoints, reporter)
+    if cause is not None:
+        return leave(ctx, reporter, cause)
+    finish(ctx, checkpoints, reporter)
+    return EXIT_OK
+
+
+def take_steps(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter) -> str | None:
+    """Train, validate, log and save step after step. Returns why the run stopped early, or None.
+
+    A stop leaves a step before its update, or in its validation; the last step whose update has
+    ended is then saved.
+    """
+    step = checkpoints.restored_step
     sft_batches = endless(ctx.loader)
+    stop_time = StopTime(ctx.config.trainer)
     metrics: dict[str, float] = {}
     try:
-        if step == 0 and trainer.val_before_train:
-            reporter.log(step, reporter.validation(step))
+        finish_restored_step(ctx, checkpoints, reporter)
         while step < ctx.total_steps:
             result = training_step(ctx, step + 1, sft_batches)
             step += 1
             metrics = result.metrics | reporter.step_metrics(step, result) | checkpoints.metrics()
             last = step == ctx.total_steps
-            if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+            ctx.unlogged = dict(metrics)
+            if last or is_validated(ctx.config.trainer, step):
                 metrics |= reporter.validation(step)
             reporter.log(step, metrics)
+            ctx.unlogged = None
+            reporter.main_message(stop_time.observe(metrics, checkpoints.save_s))
             stop = checkpoints.stop_requested(signals.requested())
             checkpoints.after_step(step, metrics, last=last, stop=stop, sync=reporter.sync)
             if stop is not None and not last:
-                reporter.report_stop(step, stop)
-                return EXIT_REQUEUE
+                return stop
     except ENDS_THE_RUN as error:
         if reporter.last_logged < step:
             reporter.log(step, metrics)
+        ctx.unlogged = None
         raise checkpoints.save_lost_run(step, error, sync=reporter.sync) from error
-    finish(ctx, checkpoints, reporter)
-    return EXIT_OK
+    except StopRequested as stop_request:
+        if signals.leaves_at_once():
+            raise
+        checkpoints.save_stopped(step, stop_request.cause, metrics, sync=reporter.sync)
+        return stop_request.cause
+    return None
+
+
+def finish_restored_step(
+    ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter
+) -> None:
+    """Validate and log the restored step where a stop kept it from that; at step 0 validate if the
+    settings say so.
+    """
+    step = checkpoints.restored_step
+    if ctx.unlogged is not None:
+        metrics = ctx.unlogged | reporter.validation(step)
+        reporter.log(step, metrics)
+        ctx.unlogged = None
+        checkpoints.observe(step, metrics)
+    elif step == 0 and ctx.config.trainer.val_before_train:
+        reporter.log(step, reporter.validation(step))
+
+
+def is_validated(trainer: Trainer, step: int) -> bool:
+    """Whether a step before the last one is validated."""
+    return trainer.test_freq > 0 and step % trainer.test_freq == 0

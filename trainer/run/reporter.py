@@ -55,6 +55,11 @@ class RunReporter:
         """Write a line: to the terminal on rank 0, to the rank's own log on the others."""
         self._tracker.message(text)
 
+    def main_message(self, text: str | None) -> None:
+        """Write a line on rank 0 only, if there is a text."""
+        if text is not None and self._ctx.world.is_main:
+            self.message(text)
+
     def sync(self) -> None:
         """Make ``metrics.jsonl`` durable."""
         self._tracker.sync()
@@ -96,9 +101,14 @@ class RunReporter:
 
     def report_stop(self, step: int, cause: str) -> None:
         """Report that the run was asked to stop and has saved."""
-        self.log_last_save(step)
-        self._main_message(
-            f"Asked to stop ({cause}): saved at step {step}. The same command goes on from there."
+        rest = ""
+        if self._ctx.unlogged is None:
+            self.log_last_save(step)
+        else:
+            rest = " with the validation of that step"
+        self.main_message(
+            f"Asked to stop ({cause}): saved at step {step}. The same command goes on from "
+            f"there{rest}."
         )
 
     def finish_pictures(self, step: int) -> None:
@@ -147,14 +157,14 @@ class RunReporter:
             device=str(ctx.world.device),
             sizes=sizes,
         )
-        self._main_message(text)
+        self.main_message(text)
         samples = prompts_per_rank(ctx.config.data.train_batch_size, ctx.world.size)
-        self._main_message(device_mesh_line(samples))
+        self.main_message(device_mesh_line(samples))
         for note in [*ctx.notes, *self._checkpoints.notes]:
-            self._main_message(note)
+            self.main_message(note)
         replaced = self._tracker.replaced
         if replaced is not None and replaced.last > 0:
-            self._main_message(replaced_note(replaced, self.last_logged))
+            self.main_message(replaced_note(replaced, self.last_logged))
 
     def _throughput(self, result: TrainingStep, seconds: float) -> dict[str, float]:
         ctx = self._ctx
@@ -171,11 +181,6 @@ class RunReporter:
             peak=peak_flops(ctx.world.device),
             update_s=ctx.timers.seconds("update_actor"),
         )
-
-    def _main_message(self, text: str) -> None:
-        """Write a line on rank 0 only."""
-        if self._ctx.world.is_main:
-            self.message(text)
 
     def __enter__(self) -> RunReporter:
         return self

@@ -42,6 +42,12 @@ def global_state(ctx: RunContext, best: BestMetric, identity: RunIdentity) -> St
     state.add("kl", ctx.kl_controller.state_dict, ctx.kl_controller.load_state_dict)
     _add_counter(state, ctx, "samples_seen")
     _add_counter(state, ctx, "productive_s")
+    state.add(
+        "unlogged",
+        lambda: ctx.unlogged,
+        lambda saved: setattr(ctx, "unlogged", saved),
+        optional=True,
+    )
     state.add("budgets", lambda: ctx.lowered_budgets, lambda saved: _restore_budgets(ctx, saved))
     state.add("best", best.state_dict, best.load_state_dict)
     state.add("wandb", identity.state_dict, identity.load_state_dict)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.data import Batch, Example, to_sft_batch
+from trainer.base import signals
+from trainer.base.signals import StopRequested
+from trainer.data import Batch, Example, Position, to_sft_batch
 from trainer.experience.batch import (
     experience_metrics,
     mean_response_lengths,
@@ -16,7 +18,7 @@ from trainer.experience.batch import (
     to_batch,
 )
 from trainer.parallel.exchange import gather
-from trainer.ranks.agreement import agreed
+from trainer.ranks.agreement import agreed, begin_update
 from trainer.run.attach_advantages import attach_advantages
 from trainer.run.context import RunContext
 from trainer.run.log_probs import attach_old_log_probs, attach_ref_log_probs, early_reference
@@ -38,17 +40,27 @@ def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example
     """Take training step ``step``, counted from 1. Collective.
 
     Raises EngineFailed or AgreedError, on all ranks alike, when a rank lost its rollout engine or
-    met wrong input; the weights are then those of the step before.
+    met wrong input, and StopRequested when one was asked to stop before the update. Weights and
+    state are then those of the step before.
     """
     started = time.perf_counter()
-    if ctx.is_rl:
-        batch, metrics = generate_experience(ctx, step)
+    position = ctx.loader.position
+    try:
+        if ctx.is_rl:
+            batch, metrics = generate_experience(ctx, step)
+        else:
+            batch, metrics = next_sft_batch(ctx, sft_batches)
+        begin_update(ctx.world)
+    except StopRequested:
+        give_back(ctx, step, position)
+        raise
+    ctx.stop_step = step
+    if ctx.collector is not None:
+        ctx.collector.record_lengths(*mean_response_lengths(batch))
         with ctx.timers("adv"):
             metrics |= attach_advantages(ctx, batch)
         # The update reads none of these; what it needs of them is in the advantages.
         batch.drop("rewards", "finished", "versions")
-    else:
-        batch, metrics = next_sft_batch(ctx, sft_batches)
     with ctx.timers("update_actor"):
         optimizer_steps, update_metrics = update_policy(ctx, batch, step)
     ctx.samples_seen += len(batch)
@@ -72,8 +84,6 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
         with ctx.timers("ref"):
             early_ref.attach(rank_batch, rollouts, requests)
     batch = gather(rank_batch, ctx.world)
-    groups, response_lengths = mean_response_lengths(batch)
-    collector.prompts.record_lengths([requests[g].example for g in groups], response_lengths)
     metrics = experience_metrics(batch, version) | collector.stats()
     builtin_rule = ctx.config.custom_reward_function.path is None
     metrics |= reward_metrics(rollouts.scores, ctx.world, rule=builtin_rule)
@@ -81,6 +91,19 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
     if early_ref is None:
         attach_ref_log_probs(ctx, batch)
     return batch, metrics
+
+
+def give_back(ctx: RunContext, step: int, position: Position) -> None:
+    """Put back what was taken for ``step``, which is left before its update. Collective.
+
+    ``position``: the loader's before the step.
+    """
+    if signals.leaves_at_once():  # a checkpoint holds it as it was, and other ranks have left
+        return
+    if ctx.collector is not None:
+        ctx.collector.give_back(step)
+    else:
+        ctx.loader.go_back(position)
 
 
 def next_sft_batch(

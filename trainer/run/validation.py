@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.data import Example
 from trainer.experience.batch import reward_metrics
 from trainer.experience.prompt_queue import PromptRequest
@@ -30,7 +31,8 @@ def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping
     """Metrics of the validation set, the same on every rank, and some of this rank's generations.
 
     Both are empty without validation data or a reward for it. Raises EngineFailed on all ranks when
-    one rank's engine is lost, AgreedError when one rank's reward function or agent fails.
+    one rank's engine is lost, AgreedError when one rank's reward function or agent fails,
+    StopRequested when one is asked to stop.
     """
     if ctx.val_sampler is None or ctx.weight_sync is None or not ctx.val_examples:
         return {}, []
@@ -38,14 +40,14 @@ def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping
         ctx.collector.drain()  # rollouts drawn ahead use the same engine, with other weights
     # Every validation draws the same random numbers: two of them differ by the policy alone.
     rollouts = Rollouts()
-    failure: EngineFailed | UserError | None = None
+    failure: EngineFailed | UserError | StopRequested | None = None
     try:
         with ctx.weight_sync.ready(step, ctx.timers, prefix="val_"):
             try:
                 _generate(ctx, ctx.val_sampler, rollouts)
-            except UserError as error:
+            except (UserError, StopRequested) as error:
                 failure = error
-    except EngineFailed as error:
+    except (EngineFailed, StopRequested) as error:
         failure = error
     raise_engine_failure(ctx.world, failure)
     builtin_rule = ctx.config.custom_reward_function.path is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -98,15 +99,18 @@ class RichDisplay:
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Redraw the line."""
         text = progress_text(metrics, self._eta.update(step))
-        self._progress.update(self._task, completed=step, numbers=text)
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._progress.update(self._task, completed=step, numbers=text)
 
     def message(self, text: str) -> None:
         """Print above the line."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop redrawing; the last state of the line stays."""
-        self._progress.stop()
+        with contextlib.suppress(OSError):
+            self._progress.stop()
 
 
 def make_display(total_steps: int, steps_done: int) -> Display:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.base import signals
 from trainer.batching import Plan
 from trainer.data.batch import Batch
 from trainer.models import Packed, TokenStats, pack, pad, token_stats
 from trainer.parallel.exchange import merge_column
+from trainer.ranks.agreement import stop_together
 from trainer.ranks.world import World
 from trainer.update.micro_batches import MicroBatchConfig
 
@@ -77,11 +79,17 @@ def log_prob_column(
 ) -> Tensor:
     """float32 ``[tokens]``: log-probs of the trained tokens of ``batch`` under ``module``.
 
-    Each sequence is computed on one rank; collective.
+    Each sequence is computed on one rank; collective. Raises StopRequested on all ranks, at most
+    one micro-batch after one of them was asked to stop.
     """
     pieces = []
     for indices in rank_micro_batches(plan, world):
+        if plan.sync == "micro":  # ranks may wait for each other within a forward pass
+            stop_together(world)
+        elif signals.requested() is not None:
+            break
         micro = batch.select(indices)
         packed, stats = run_micro_batch(module, micro, config, temperature=temperature)
         pieces.append((batch.token_index(indices)[packed.targets], stats.log_probs))
+    stop_together(world)
     return merge_column(pieces, batch.num_tokens, world)

@@ -12,17 +12,27 @@ class StateRegistry:
     def __init__(self) -> None:
         self._savers: dict[str, Callable[[], Any]] = {}
         self._loaders: dict[str, Callable[[Any], object]] = {}
+        self._optional: set[str] = set()
 
-    def add(self, name: str, save: Callable[[], Any], load: Callable[[Any], object]) -> None:
+    def add(
+        self,
+        name: str,
+        save: Callable[[], Any],
+        load: Callable[[Any], object],
+        *,
+        optional: bool = False,
+    ) -> None:
         """Add a state under ``name``, which stands in checkpoints on disk and never changes.
 
         ``save`` returns plain data (see ``trainer.checkpoint.snapshot.state.encode``), ``load``
-        takes it back.
+        takes it back. ``optional``: nothing is amiss in a checkpoint without it.
         """
         if name in self._savers:
             raise ValueError(f"there is a state {name} already")
         self._savers[name] = save
         self._loaders[name] = load
+        if optional:
+            self._optional.add(name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,6 +49,6 @@ class StateRegistry:
         for name, load in self._loaders.items():
             if name in state:
                 load(state[name])
-            else:
+            elif name not in self._optional:
                 missing.append(name)
         return missing

@@ -143,7 +143,7 @@ class Trainer(Section):
     run was started with, and keep a copy of the new one. false: such a difference is an error.
     """
     grace_period_s: Annotated[NonNegative, MAY_CHANGE]
-    """Seconds between the warning signal and the kill: a save has to fit."""
+    """Seconds between the warning signal and the kill: one update and a save have to fit."""
     join_timeout_s: Annotated[Positive, MAY_CHANGE]
     """How long ranks wait for each other at the start, s; those that don't come are named."""
     export_hf: Annotated[bool, MAY_CHANGE]

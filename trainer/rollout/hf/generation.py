@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.base import signals
 from trainer.rollout.hf.cohort import Cohort
 from trainer.rollout.hf.decoder import Decoder, concatenate
 from trainer.rollout.hf.row import Row, random_numbers
@@ -83,6 +84,7 @@ class HfGeneration:
                 yield self._finished.popleft()
             if not (self._cohorts or self._waiting):
                 return
+            signals.check()
             # Samples are made here, since tensors made in inference mode can't be trained on.
             for row, reason in self._step():
                 self._end(row, row.sample(reason))

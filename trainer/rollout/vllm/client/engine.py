@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from trainer.base import signals
 from trainer.base.errors import UserError
 from trainer.rollout.protocol import EngineFailed, Generation, Group
 from trainer.rollout.settings import KEY, Sampling
@@ -102,12 +103,14 @@ class VllmServerEngine:
         """Wait until the servers are ``ready``.
 
         Whenever the status of a server changes, as by a restart, the whole time begins again.
+        Raises StopRequested at once.
         """
         timeout_s = self.limits.start_timeout_s + self.limits.timeout_s
         deadline = time.monotonic() + timeout_s
         last_slots = ""
         pause = FIRST_POLL_S
         while True:
+            signals.check()
             status = self.pool.status()
             if status is not None and status.refused:
                 raise UserError(status.refused)

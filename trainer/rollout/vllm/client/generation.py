@@ -5,13 +5,18 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+from trainer.base import signals
 from trainer.rollout.protocol import EngineFailed, FinishedGroup
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.client.pool import ServerPool
 from trainer.rollout.vllm.client.spec import ServerLimits
 from trainer.rollout.vllm.client.stream import Stream, StreamEvent
 from trainer.rollout.vllm.engine.requests import Request, RequestTracker
+
+STOP_DRAIN_S = 2.0
+"""How long the last tokens of streams are waited for when the run was asked to stop."""
 
 
 class ServerGeneration:
@@ -63,7 +68,7 @@ class ServerGeneration:
         try:
             yield from self._tracker.pop_finished()
             while self._tracker.unfinished:
-                self._process(self._events.get())
+                self._process(self._next_event())
                 yield from self._tracker.pop_finished()
             self._drain()
         except BaseException:
@@ -94,7 +99,10 @@ class ServerGeneration:
 
     def _drain(self) -> None:
         """Process events until all streams have ended, for at most ``timeout_s``."""
-        deadline = time.monotonic() + self._timeout_s
+        timeout_s = self._timeout_s
+        if signals.requested() is not None:
+            timeout_s = min(timeout_s, STOP_DRAIN_S)
+        deadline = time.monotonic() + timeout_s
         while self._running:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -104,6 +112,12 @@ class ServerGeneration:
             except queue.Empty:
                 break
             self._process(event, stopping=True)
+
+    def _next_event(self) -> StreamEvent:
+        while True:
+            with suppress(queue.Empty):
+                return self._events.get(timeout=signals.POLL_S)
+            signals.check()
 
     def _process(self, event: StreamEvent, *, stopping: bool = False) -> None:
         """Record an event. Raises EngineFailed when a stream failed, unless ``stopping``."""

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
+from trainer.base import signals
 from trainer.rollout.protocol import EngineFailed, FinishedGroup, NotFiniteError
 from trainer.rollout.settings import Sampling
 from trainer.rollout.vllm.engine.core import RequestOutput
@@ -96,6 +97,7 @@ class InProcessGeneration:
         try:
             while self._tracker.unfinished:
                 yield from self._tracker.pop_finished()
+                signals.check()  # a rank that leaves says so in the next round, see ``stop``
                 self._run_round()
             self._run_rounds()
             yield from self._tracker.pop_finished()
