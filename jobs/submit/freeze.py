@@ -12,9 +12,10 @@ from typing import Any
 
 from jobs.attempt.causes import budgets_from
 from jobs.ledger import Entry
+from jobs.submit.binds import binds_of, cache_binds, hf_home, outermost
 from jobs.submit.options import SlurmOptions
 from jobs.submit.plan import Job, JobBatch
-from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
+from jobs.submit.runtime import BatchPaths, task_script
 from trainer.base import atomic
 from trainer.base.run_folder import read_json
 from trainer.config import freeze
@@ -79,11 +80,10 @@ def batch_paths(
     """
     base = Path(submitit_folder.replace("/%j", "")) if submitit_folder else sweep_dir / ".submitit"
     sweep = os.path.abspath(sweep_dir)
-    binds = binds_of(job.config for job in batch.jobs)
-    caches = {path for path in map(os.environ.get, CACHES) if path and os.path.isdir(path)}
-    binds = tuple(dict.fromkeys([*binds, *sorted(caches)]))
+    named = binds_of(job.config for job in batch.jobs)
+    binds = outermost(map(Path, (*named, *cache_binds(os.environ))))
     outer = {str(sweep), *(str(job.run) for job in batch.jobs)}
-    outermost = [
+    wanted = [
         bind
         for bind in (*binds, *sorted(outer))
         if not any(bind.startswith(f"{folder}/") for folder in outer)
@@ -92,7 +92,8 @@ def batch_paths(
         folder=Path(os.path.abspath(base)) / f"{batch.name}-{launch}",
         code=Path(sweep) / "code" / code,
         cache=Path(sweep) / "cache",
-        binds=tuple(dict.fromkeys(outermost)),
+        binds=tuple(dict.fromkeys(wanted)),
+        hf_home=hf_home(os.environ),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.slurm import Slurm
+from jobs.submit.binds import bind_problems
 from jobs.submit.options import SlurmOptions
 from jobs.submit.plan import SweepPlan
 from jobs.submit.script import argument_problems
@@ -32,6 +33,8 @@ def problems_of(plan: SweepPlan, options: SlurmOptions, slurm: Slurm) -> list[st
     for job in plan.jobs:
         problems += folder_problems(job.run, job.shape.cluster.local_folders)
         problems += input_problems(job.checked)
+        if job.shape.container.runtime != "none":
+            problems += bind_problems(job.config)
         problems += grace_problems(job.checked, job.shape, options, graces[job.shape])
     return list(dict.fromkeys(problems))
 

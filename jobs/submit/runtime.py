@@ -6,20 +6,13 @@ itself by it.
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jobs.environment import EVERYWHERE, OF_THE_JOB
+from jobs.submit.binds import CACHES
 from jobs.submit.shape import Shape
-
-CACHES = ("PLIMSOLL_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
-"""Variables that name caches. An image has no home, so those not set point into the sweep's folder
-``cache``.
-"""
 
 HEAD = (
     "#!/bin/bash\n"
@@ -40,7 +33,9 @@ class BatchPaths:
     cache: Path
     """For the caches of an image that the submitting shell does not place."""
     binds: tuple[str, ...] = ()
-    """``source[:target[:ro]]``: what the jobs' configs name, see :func:`binds_of`."""
+    """``source[:target[:ro]]``: what the jobs' configs name, see :mod:`jobs.submit.binds`."""
+    hf_home: str | None = None
+    """Hugging Face's folder of the submitting shell; None when it has none."""
 
 
 def rank_python(shape: Shape, interpreter: str) -> str:
@@ -89,11 +84,16 @@ def _apptainer(shape: Shape, paths: BatchPaths) -> str:
 
 
 def _caches(paths: BatchPaths) -> str:
-    """Put the caches that are not set into the sweep's folder."""
+    """Put the caches that are not set, or not there, into the sweep's folder; Hugging Face's stays
+    where the submitting user has it.
+    """
+    hub = ""
+    if paths.hf_home is not None:
+        hub = f'[ -d "$HF_HOME" ] || export HF_HOME={_quote(paths.hf_home)}\n'
     folder = _quote(paths.cache)
-    return (
+    return hub + (
         f"for name in {' '.join(CACHES)}; do "
-        f'[ -n "${{!name}}" ] || export "$name="{folder}/"$name"; done\n'
+        f'[ -d "${{!name}}" ] || export "$name="{folder}/"$name"; done\n'
     )
 
 
@@ -109,39 +109,6 @@ def srun_flags(shape: Shape, paths: BatchPaths) -> list[str]:
         "--no-container-mount-home",
         f"--container-env={','.join(CACHES)},PYTHONNOUSERSITE,PYTHONSAFEPATH,CUDA_VISIBLE_DEVICES",
     ]
-
-
-def binds_of(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Folders of all paths in the configs that exist here, none inside another."""
-    folders = {
-        folder for config in configs for text in _strings(config) for folder in _folder(text)
-    }
-    outermost: list[Path] = []
-    for path in sorted(folders, key=lambda p: len(p.parts)):
-        if not any(path == outer or outer in path.parents for outer in outermost):
-            outermost.append(path)
-    return tuple(sorted(str(path) for path in outermost))
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key not in ("cluster", "container"):
-                yield from _strings(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _strings(inner)
-
-
-def _folder(text: str) -> Iterable[Path]:
-    if "/" in text.strip("/") and len(text) < 4096 and not set(text) & set("\n:,"):
-        path = Path(os.path.abspath(os.path.expanduser(text.split("*")[0])))
-        if path.is_dir():
-            yield path
-        elif path.exists():
-            yield path.parent
 
 
 def _all_binds(shape: Shape, paths: BatchPaths) -> list[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.submit.binds import CACHES, bind_problems, binds_of, cache_binds, hf_home
 from jobs.submit.cluster_config import Cluster, Container
-from jobs.submit.runtime import CACHES, BatchPaths, binds_of, task_script
+from jobs.submit.runtime import BatchPaths, task_script
 from jobs.submit.shape import Shape
 from tests.jobs.conftest import put, until
 
@@ -28,6 +29,8 @@ def shape(**container: object) -> Shape:
 
 
 def test_environment_of_an_image(tmp_path: Path) -> None:
+    hub = tmp_path / "a b'c"
+    hub.mkdir()
     put(tmp_path, "apptainer", f'env > {tmp_path}/env; printf "%s\\n" "$@" > {tmp_path}/args')
     paths = BatchPaths(
         folder=tmp_path, code=tmp_path / "code", cache=tmp_path / "cache", binds=("/data",)
@@ -45,7 +48,8 @@ def test_environment_of_an_image(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH": "/host",
         "PYTHONPATH": "/host",
         "PLIMSOLL_RUN": "/run dir",
-        "HF_HOME": "/a b'c",
+        "HF_HOME": str(hub),
+        "TRITON_CACHE_DIR": "/nowhere",
     }
     subprocess.run(["bash", str(script), "python3", "-m", "x y"], env=env, check=True, timeout=200)
     seen = dict(
@@ -64,7 +68,7 @@ def test_environment_of_an_image(tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "1",
         "WANDB_API_KEY": "k3y",
         "MY_TOKEN": "t",
-        "HF_HOME": "/a b'c",
+        "HF_HOME": str(hub),
         "PLIMSOLL_RUN": "/run dir",
         "PYTHONPATH": str(tmp_path / "code"),
     }
@@ -97,6 +101,62 @@ def test_a_signal_before_the_handler_waits_instead_of_killing(tmp_path: Path) ->
     process.send_signal(signal.SIGUSR2)
     (tmp_path / "sent").touch()
     assert process.wait(timeout=200) == 85
+
+
+def test_hugging_faces_folder_stays_where_the_user_has_it(tmp_path: Path) -> None:
+    """Models that were fetched on the login node lie there."""
+    put(tmp_path, "apptainer", f'echo "$APPTAINERENV_HF_HOME" > {tmp_path}/seen')
+    hub = tmp_path / ".cache/huggingface"
+    hub.mkdir(parents=True)
+    assert hf_home({"HOME": str(tmp_path)}) == str(hub)
+    assert cache_binds({"HOME": str(tmp_path)}) == (str(hub),)
+    assert hf_home({"HOME": str(tmp_path), "XDG_CACHE_HOME": "/nowhere"}) is None
+    paths = BatchPaths(
+        folder=tmp_path, code=tmp_path / "code", cache=tmp_path / "cache", hf_home=str(hub)
+    )
+    script = put(
+        tmp_path, "task.sh", task_script(shape(runtime="apptainer", image="/i.sif"), paths)
+    )
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", str(script), "true"], env=env, check=True, timeout=200)
+    assert (tmp_path / "seen").read_text() == f"{hub}\n"
+
+
+def test_binds_hold_what_links_lead_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data", "far/rows", "hub/models--a--b/snapshots/1", "hub/models--a--b/blobs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "far/rows/x.jsonl").touch()
+    (tmp_path / "data/x.jsonl").symlink_to(tmp_path / "far/rows/x.jsonl")
+    (tmp_path / "hub/models--a--b/blobs/1f").touch()
+    snapshot = tmp_path / "hub/models--a--b/snapshots/1"
+    (snapshot / "config.json").symlink_to("../../blobs/1f")
+    (tmp_path / "train.jsonl").symlink_to("data/x.jsonl")
+    rows, data = str(tmp_path / "far/rows"), str(tmp_path / "data")
+    assert binds_of([{"data": {"train_files": ["data/x.jsonl"]}}]) == (data, rows)
+    assert binds_of([{"data": {"train_files": "data/*.jsonl"}}]) == (data, rows)
+    assert binds_of([{"data": {"train_files": "data"}}]) == (data, rows)
+    # a name without a folder is a path of this folder
+    assert binds_of([{"data": {"val_files": "train.jsonl"}}]) == (str(tmp_path),)
+    assert binds_of([{"actor_rollout_ref": {"model": {"path": str(snapshot)}}}]) == (
+        str(tmp_path / "hub/models--a--b/blobs"),
+        str(snapshot),
+    )
+
+
+def test_no_folder_of_the_image_is_bound_over(tmp_path: Path) -> None:
+    (tmp_path / "linked.json").symlink_to("/etc/hostname")
+    assert binds_of([{"data": {"train_files": f"{tmp_path}/linked.json"}}]) == (
+        "/etc/hostname",
+        str(tmp_path),
+    )
+    assert binds_of([{"data": {"train_files": "/etc"}}]) == ()
+
+
+def test_a_path_that_can_t_be_bound_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a:b.jsonl").touch()
+    (message,) = bind_problems({"data": {"train_files": [f"{tmp_path}/a:b.jsonl", "s3://x:1/y"]}})
+    assert message.startswith(f"data.train_files={tmp_path}/a:b.jsonl: ")
 
 
 def test_binds_are_the_folders_that_the_configs_name(
