@@ -31,18 +31,23 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     ``dtype``: default the run's own. Of LoRA: the merged weights, and the adapters in
     ``out/adapter``.
 
-    Raises UserError when there is no whole checkpoint, or ``out`` holds something already.
+    Raises UserError when there is no whole checkpoint, or ``out`` holds something already, and
+    UserError or Failure when a file of the checkpoint can't be read.
     """
     import torch
 
     from trainer.checkpoint.reader import CheckpointReader
     from trainer.checkpoint.restore import load_states
+    from trainer.checkpoint.store.manifest import unreadable
     from trainer.config.frozen import load_frozen
     from trainer.models import load_model
     from trainer.models.adapters import adapters_of, adapters_state, require_same_base
     from trainer.models.huggingface import write_folder
 
-    folder, saved = _checkpoint(source)
+    try:
+        folder, saved = _checkpoint(source)
+    except OSError as error:
+        raise unreadable(error) from error
     _require_new_folder(out)
     config = load_frozen(folder.parent.parent)
     actor = config.actor_rollout_ref

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +19,9 @@ from xxhash import xxh3_128_hexdigest
 from tests.checkpoint.fork_server import ROOT
 from tests.checkpoint.test_power_cut import save
 from tests.ranks.worlds import single_rank
-from trainer.base.errors import UserError
+from trainer import export
+from trainer.base.errors import Failure, UserError
+from trainer.base.metrics_file import MetricsFile
 from trainer.checkpoint import resume
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.store import cleanup, layout, manifest
@@ -76,6 +82,77 @@ def test_a_run_that_never_reached_its_first_checkpoint_begins_at_zero(tmp_path: 
     (tmp_path / layout.FOLDER / "step_1.tmp-1-aa").mkdir(parents=True)
     cleanup.remove_leftovers(Disk(), tmp_path / layout.FOLDER)
     assert resumed_step(tmp_path) is None
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", ["manifest.json", "latest", "global_step/weights.pt", "listing"])
+def test_a_file_that_cannot_be_read_is_no_damage(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    """The run stops and names the file; the next attempt, which can read it, resumes from it."""
+    root = run / layout.FOLDER
+    unreadable = root if name == "listing" else root / "step_2" / name
+
+    def failing(real: Any) -> Any:
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if str(path) == str(unreadable):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *args, **options)
+
+        return call
+
+    kind: type[Exception] = Failure
+    if number == errno.EACCES:
+        kind = UserError
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing(Path.open))
+        patch.setattr(Path, "read_bytes", failing(Path.read_bytes))
+        patch.setattr(Path, "iterdir", failing(Path.iterdir))
+        patch.setattr(manifest, "file_digest", failing(manifest.file_digest))
+        with pytest.raises(kind) as caught:
+            resumed_step(run)
+        if name != "listing":
+            with pytest.raises(kind, match=re.escape(str(unreadable))):
+                export.export(run, run / "out")
+    assert str(unreadable) in str(caught.value) and os.strerror(number) in str(caught.value)
+    assert sorted(p.name for p in root.iterdir() if p.is_dir()) == ["step_1", "step_2"]
+    assert resumed_step(run) == 2
+
+
+def test_a_renamed_checkpoint_is_not_another_step(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = run / layout.FOLDER
+    shutil.copytree(root / "step_1", root / "step_400")
+    assert resumed_step(run) == 2
+    assert "step_400 holds step 1" in caplog.text and "rename it to step_1" in caplog.text
+    newest = layout.newest_whole(root)
+    assert newest is not None and newest[0].name == "step_2"
+    assert (root / "step_400").is_dir()
+    for step in (1, 2):
+        shutil.rmtree(root / f"step_{step}")
+    with pytest.raises(UserError, match="step_400"):
+        resumed_step(run)
+    path = str(root / "step_400")
+    assert resumed_step(run, resume_mode="path", resume_from_path=path) == 1
+
+
+def test_a_run_that_has_committed_never_begins_again_at_zero(run: Path) -> None:
+    """All checkpoints were removed by hand; its metrics still name the last one."""
+    record = MetricsFile(run / "metrics.jsonl", 0)
+    for step, committed in ((1, -1.0), (2, -1.0), (3, 2.0)):
+        record.append({"step": step, "ckpt/last_committed_step": committed})
+    record.close()
+    shutil.rmtree(run / layout.FOLDER)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"step 2 was committed.*experiment_name.*resume_from"):
+            resumed_step(run)
+        (run / layout.FOLDER).mkdir(exist_ok=True)
+    (run / "metrics.jsonl").unlink()
+    assert resumed_step(run) is None
+    (run / layout.FOLDER / "global_step_7").mkdir()
+    with pytest.raises(UserError, match="checkpoint of verl"):
+        resumed_step(run)
 
 
 def test_a_newer_format_is_refused_with_the_way_out(run: Path) -> None:

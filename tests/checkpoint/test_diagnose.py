@@ -35,7 +35,8 @@ def refusal(path: Path) -> str:
         (["latest_checkpointed_iteration.txt"], "it is a checkpoint of verl"),
         (["global_step_20/actor/model.pt"], "it is a checkpoint of verl"),
         ([".metadata", "__0_0.distcp"], "torch.distributed.checkpoint"),
-        (["notes.txt"], "manifest.json can't be read"),
+        (["checkpoint-500/trainer_state.json"], "it is a checkpoint of transformers"),
+        (["notes.txt"], "manifest.json is missing"),
     ],
 )
 def test_folders_of_other_programs(tmp_path: Path, files: list[str], message: str) -> None:

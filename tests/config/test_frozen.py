@@ -60,6 +60,29 @@ def test_before_training_began_anything_may_change(tmp_path: Path):
     assert load_frozen(tmp_path).data.train_batch_size == 16
 
 
+@pytest.mark.parametrize(
+    ("folder", "files", "message"),
+    [
+        ("run", ["latest_checkpointed_iteration.txt"], "checkpoints of verl"),
+        ("run", ["global_step_20/actor/model.pt"], "checkpoints of verl"),
+        ("run", ["latest", "global_step7/mp_rank_00_model_states.pt"], "checkpoints of DeepSpeed"),
+        ("run", ["checkpoint-500/trainer_state.json"], "checkpoints of transformers"),
+        ("run/checkpoints", ["step_4/manifest.json"], "Type trainer.default_local_dir=.*/run "),
+        ("run/checkpoints/step_4", ["manifest.json"], "Type trainer.default_local_dir=.*/run "),
+    ],
+)
+def test_a_run_does_not_begin_among_checkpoints_that_it_would_not_resume(
+    tmp_path: Path, folder: str, files: list[str], message: str
+):
+    run = tmp_path / folder
+    for file in files:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text("x")
+    with pytest.raises(UserError, match=message):
+        freeze(settings(run), run)
+    assert not (run / "config.yaml").exists()
+
+
 @pytest.mark.parametrize("sign", ["metrics.jsonl", "step_3", "checkpoints/step_3"])
 def test_a_started_run_names_each_difference_with_both_values(tmp_path: Path, sign: str):
     freeze(settings(tmp_path), tmp_path)

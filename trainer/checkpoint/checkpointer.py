@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainer.base.errors import UserError
+from trainer.base.errors import Failure, UserError
 from trainer.checkpoint.committer import Committer, Save
 from trainer.checkpoint.metrics import CheckpointMetrics
 from trainer.checkpoint.reader import CheckpointReader
@@ -38,8 +38,9 @@ from trainer.checkpoint.store.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.store.cleanup import quarantine
 from trainer.checkpoint.store.commit_store import CommitStore
 from trainer.checkpoint.store.manifest import DamagedError, Manifest
+from trainer.checkpoint.store.manifest import unreadable as unreadable_file
 from trainer.checkpoint.writer.client import WriterClient
-from trainer.ranks.agreement import agreed
+from trainer.ranks.agreement import agreed, raise_on_all
 from trainer.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,8 @@ class Checkpointer:
 
         A damaged checkpoint is renamed ``.corrupt``, and the one before it, or a newer one of the
         mirror, is taken. Raises UserError when a run that has had checkpoints has none left, for a
-        checkpoint of another model, and for a newer format.
+        checkpoint of another model, for a newer format and for a file that may not be read; Failure
+        for one that can't be read for another reason.
         """
         if self._settings.resume_mode == "auto":
             self._fetch_newer()
@@ -283,9 +285,11 @@ class Checkpointer:
     def _load(self, folder: Path, manifest: Manifest) -> Restored | None:
         """Load a verified checkpoint; None when a rank can't read it: it is now ``.corrupt``.
 
-        Raises UserError for a checkpoint of another model.
+        Raises UserError for a checkpoint of another model and for a file that may not be read,
+        Failure for one that can't be read for another reason.
         """
         error: Exception | None = None
+        unreadable: UserError | Failure | None = None
         try:
             reader = CheckpointReader(folder, manifest)
             restored = load_states(folder, manifest, self._world.rank, self._world.size)
@@ -294,7 +298,9 @@ class Checkpointer:
         except (DamagedError, UserError) as caught:
             error = caught
         except OSError as caught:
-            error = DamagedError(f"{folder.name}: {caught}")
+            unreadable = unreadable_file(caught)
+        elsewhere = Failure(f"another rank can't read {folder}; its log names the file")
+        raise_on_all(self._world, unreadable, elsewhere=elsewhere)
         if not self._world.all(not isinstance(error, DamagedError)):
             # Its checksums hold and it still can't be read: a bug of the version that wrote it, as
             # final as a bit flip.

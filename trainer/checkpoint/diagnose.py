@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from trainer.base.foreign import program_of
 from trainer.checkpoint.store import layout, manifest
 
 USE_ITS_WEIGHTS = (
@@ -40,12 +40,9 @@ def _other_program(names: set[str]) -> str | None:
             "it is a model; set actor_rollout_ref.model.path to it, without "
             "trainer.resume_from_path"
         )
-    has_verl_step = any(re.fullmatch(r"global_step_\d+", name) for name in names)
-    if "latest_checkpointed_iteration.txt" in names or has_verl_step:
-        return f"it is a checkpoint of verl; {USE_ITS_WEIGHTS}"
-    if ".metadata" in names:
-        return f"it is a checkpoint of torch.distributed.checkpoint; {USE_ITS_WEIGHTS}"
-    has_deepspeed_step = any(re.fullmatch(r"global_step\d+", name) for name in names)
-    if has_deepspeed_step or any(name.endswith("_states.pt") for name in names):
+    program = program_of(names)
+    if program == "DeepSpeed":
         return f"it is DeepSpeed's, without our {manifest.NAME}; {USE_ITS_WEIGHTS}"
+    if program is not None:
+        return f"it is a checkpoint of {program}; {USE_ITS_WEIGHTS}"
     return None

@@ -32,7 +32,7 @@ class CheckpointReader:
     """The saved fragments of all ranks, by parameter and kind (see ``snapshot.fragments``)."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Raises DamagedError when the index can't be read."""
+        """Raises DamagedError when the index can't be decoded, OSError when it can't be read."""
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name -> full shape of every parameter and buffer."""
@@ -42,7 +42,7 @@ class CheckpointReader:
         try:
             for rank in range(manifest.world_size):
                 self._read_index(rank)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{folder.name}/state can't be read ({error})") from error
         for fragments in self._fragments.values():
             fragments.sort(key=lambda fragment: fragment.start)

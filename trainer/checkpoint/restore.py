@@ -92,14 +92,17 @@ def load_extra_tensors(extra_tensors: Mapping[str, Tensor], reader: CheckpointRe
 
 
 def load_states(folder: Path, manifest: Manifest, rank: int, world_size: int) -> Restored:
-    """Read the states of the ranks and of the run. Raises DamagedError when one can't be read."""
+    """Read the states of the ranks and of the run.
+
+    Raises DamagedError when one can't be decoded, OSError when its file can't be read.
+    """
     try:
         rank_states = [
             state.decode((folder / f"state/rank_{saved_rank}.safetensors").read_bytes())
             for saved_rank in range(manifest.world_size)
         ]
         global_state = state.decode((folder / "state/global.safetensors").read_bytes())
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise DamagedError(f"{folder.name}/state can't be read ({error})") from error
     return Restored(
         step=manifest.step,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import Failure, UserError
+from trainer.base.foreign import program_of
 from trainer.base.json_files import read_word
+from trainer.base.metrics_file import METRICS_FILE, last_value
 from trainer.checkpoint.diagnose import diagnose
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.store import manifest as manifests
@@ -21,9 +27,11 @@ from trainer.checkpoint.store.layout import (
     LATEST,
     read_latest,
     step_dir,
+    step_of,
     steps_on_disk,
 )
 from trainer.checkpoint.store.manifest import DamagedError, Manifest
+from trainer.ranks.agreement import raise_on_all
 from trainer.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,8 @@ NFS_DELAY_S = 65.0
 more).
 """
 POLL_S = 0.2
+MISNAMED = "%s holds step %d, as its manifest says, and is not used: rename it to step_%d"
+COMMITTED_METRIC = "ckpt/last_committed_step"
 
 
 def find_checkpoint(
@@ -46,9 +56,11 @@ def find_checkpoint(
     """The checkpoint to resume from, verified: each rank reads its share of the files. Collective.
 
     None for a new run. A damaged checkpoint of the run is renamed ``.corrupt`` and the next older
-    one is tried; after the first, ``fetch`` (collective) may get a whole copy from the mirror.
-    Raises UserError for a ``resume_from_path`` that is damaged, for a newer format, and when a run
-    that has had checkpoints has no whole one left.
+    one is tried; after the first, ``fetch`` (collective) may get a whole copy from the mirror. A
+    folder named after another step than its manifest's is left alone. Raises UserError for a
+    ``resume_from_path`` that is damaged, for a newer format, for a file that this user may not
+    read, and when a run that has had checkpoints has no whole one left; Failure for a file that
+    can't be read for another reason, which may be whole.
     """
     root = run_dir / FOLDER
     if settings.resume_mode == "path":
@@ -58,7 +70,7 @@ def find_checkpoint(
                 "trainer.resume_mode=path needs trainer.resume_from_path=FOLDER, a folder step_N "
                 "of a run"
             )
-        if not world.broadcast(was_resumed_from(root, path) if world.rank == 0 else None):
+        if not _on_rank_0(lambda: was_resumed_from(root, path), world):
             return _checkpoint_at(Path(path), world)
     if settings.resume_mode == "disable":
         steps = _steps(root, world)
@@ -72,8 +84,18 @@ def find_checkpoint(
 
 
 def was_resumed_from(root: Path, path: str) -> bool:
-    """Whether an attempt of this run has resumed from ``path`` and has saved a step since."""
-    return read_word(root / RESUMED_FROM) == path.strip() and bool(steps_on_disk(root))
+    """Whether an attempt of this run has resumed from ``path`` and has saved a step since.
+
+    Raises OSError when that can't be read.
+    """
+    marker = root / RESUMED_FROM
+    try:
+        marker.stat()
+    except FileNotFoundError:
+        return False
+    if not os.access(marker, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(marker))
+    return read_word(marker) == path.strip() and bool(steps_on_disk(root))
 
 
 def record_resume(
@@ -115,50 +137,91 @@ def _newest_whole(
     root = run_dir / FOLDER
     steps = _steps(root, world)
     fetched = False
+    misnamed: set[int] = set()
     while steps:
         folder = step_dir(root, steps[0])
         manifest, problems = _verify(folder, world)
+        if manifest is not None and manifest.step != steps[0]:
+            misnamed.add(steps[0])
+            if world.rank == 0:
+                log.error(MISNAMED, folder, manifest.step, manifest.step)
+            steps = [step for step in steps if step not in misnamed]
+            continue
         if manifest is not None and not problems:
             if world.rank == 0 and read_latest(root) != folder.name:
-                point_latest(disk, root, steps[0], "found")
+                with contextlib.suppress(OSError):  # a hint, which the next commit writes again
+                    point_latest(disk, root, steps[0], "found")
             return folder, manifest
-        if world.rank == 0:
-            log.error("checkpoint %s is damaged: %s", folder, "; ".join(problems))
-            corrupt = quarantine(disk, folder)
-            log.error("kept as %s; going back to an older one", corrupt.name)
+        _on_rank_0(partial(_give_up, disk, folder, problems), world)
         if not fetched:
             fetch()
             fetched = True
-        steps = _steps(root, world)
-    traces = world.broadcast(_traces_of_checkpoints(root) if world.rank == 0 else None)
+        steps = [step for step in _steps(root, world) if step not in misnamed]
+    _require_no_traces(run_dir, world)
+    return None
+
+
+def _require_no_traces(run_dir: Path, world: World) -> None:
+    """Raise UserError when a run that has no whole checkpoint has had one."""
+    traces = _on_rank_0(lambda: _traces_of_checkpoints(run_dir), world)
     if traces:
         raise UserError(
             f"{run_dir} has trained before, but holds no whole checkpoint any more "
-            f"({', '.join(traces)}); it will not start again at step 0 by itself: set another "
-            "trainer.experiment_name to start anew, or give a checkpoint of another run by "
-            "trainer.resume_mode=path trainer.resume_from_path=FOLDER"
+            f"({', '.join(traces)}); it will not start again at step 0 by itself: put its "
+            "checkpoints back, set another trainer.experiment_name to start anew, or give a "
+            "checkpoint of another run by trainer.resume_mode=path trainer.resume_from_path=FOLDER"
         )
-    return None
+
+
+def _give_up(disk: Disk, folder: Path, problems: list[str]) -> None:
+    """Rename a damaged checkpoint. Raises OSError."""
+    log.error("checkpoint %s is damaged: %s", folder, "; ".join(problems))
+    corrupt = quarantine(disk, folder)
+    log.error("kept as %s; going back to an older one", corrupt.name)
+
+
+def _on_rank_0(read: Callable[[], Any], world: World) -> Any:
+    """What rank 0 reads from the disk, on every rank. Collective.
+
+    Raises UserError or Failure, on all ranks, when it can't be read.
+    """
+    value: Any = None
+    error: UserError | Failure | None = None
+    if world.rank == 0:
+        try:
+            value = read()
+        except OSError as caught:
+            error = manifests.unreadable(caught)
+    raise_on_all(world, error, elsewhere=Failure("rank 0 can't read the run's checkpoints"))
+    return world.broadcast(value)
 
 
 def _steps(root: Path, world: World) -> list[int]:
     """Steps of the run's checkpoints as rank 0 sees them, newest first."""
-    steps: list[int] = world.broadcast(steps_on_disk(root) if world.rank == 0 else None)
+    steps: list[int] = _on_rank_0(lambda: steps_on_disk(root), world)
     return steps
 
 
-def _traces_of_checkpoints(root: Path) -> list[str]:
-    """Names of what is left of checkpoints; none in a run that never reached its first one."""
-    try:
-        names = sorted(path.name for path in root.iterdir())
-    except OSError:
-        return []
-    return [name for name in names if name == LATEST or name.startswith("step_")]
+def _traces_of_checkpoints(run_dir: Path) -> list[str]:
+    """Why a run without a whole checkpoint has had one; empty when it never reached its first.
+
+    Names of what is left of checkpoints, and the step that its metrics call committed.
+    """
+    root = run_dir / FOLDER
+    names = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+    traces = [name for name in names if name == LATEST or name.startswith("step_")]
+    program = program_of(names)
+    if program is not None:
+        traces.append(f"{FOLDER}/ has a checkpoint of {program}")
+    committed = last_value(run_dir / METRICS_FILE, COMMITTED_METRIC)
+    if committed is not None and committed > 0:
+        traces.append(f"{METRICS_FILE} says that step {committed:.0f} was committed")
+    return traces
 
 
 def _checkpoint_at(folder: Path, world: World) -> tuple[Path, Manifest]:
     """The checkpoint that ``resume_from_path`` names. Raises UserError when it isn't whole."""
-    diagnosis = world.broadcast(diagnose(folder) if world.rank == 0 else None)
+    diagnosis = _on_rank_0(lambda: diagnose(folder), world)
     if diagnosis:
         raise UserError(f"trainer.resume_from_path={folder} is no checkpoint: {diagnosis}")
     manifest, problems = _verify(folder, world)
@@ -167,13 +230,16 @@ def _checkpoint_at(folder: Path, world: World) -> tuple[Path, Manifest]:
             f"trainer.resume_from_path={folder} is no whole checkpoint: {'; '.join(problems)}; "
             f"give a folder step_N whose {manifests.NAME} and files are intact"
         )
+    if step_of(folder.name) not in (None, manifest.step) and world.rank == 0:
+        log.warning("%s holds step %d, as its manifest says", folder, manifest.step)
     return folder, manifest
 
 
 def _verify(folder: Path, world: World) -> tuple[Manifest | None, list[str]]:
     """The manifest as rank 0 reads it, and what any rank found wrong with the files.
 
-    Raises UserError for a newer format.
+    Raises UserError for a newer format and for a file that this user may not read, Failure for one
+    that can't be read for another reason.
     """
     answer: Manifest | Exception | None = None
     if world.rank == 0:
@@ -181,14 +247,23 @@ def _verify(folder: Path, world: World) -> tuple[Manifest | None, list[str]]:
             answer = manifests.read(folder)
         except (DamagedError, UserError) as error:
             answer = error
+        except OSError as error:
+            answer = manifests.unreadable(error)
     answer = world.broadcast(answer)
-    if isinstance(answer, UserError):
+    if isinstance(answer, UserError | Failure):
         raise answer
     if not isinstance(answer, Manifest):
         return None, [str(answer)]
     _wait_for_files(folder, answer, world)
-    problems_of_ranks = world.gather(manifests.problems(folder, answer, (world.rank, world.size)))
-    return answer, [problem for problems in problems_of_ranks for problem in problems]
+    found: list[str] = []
+    unreadable: UserError | Failure | None = None
+    try:
+        found = manifests.problems(folder, answer, (world.rank, world.size))
+    except OSError as error:
+        unreadable = manifests.unreadable(error)
+    elsewhere = Failure(f"another rank can't read {folder}; its log names the file")
+    raise_on_all(world, unreadable, elsewhere=elsewhere)
+    return answer, [problem for problems in world.gather(found) for problem in problems]
 
 
 def _wait_for_files(folder: Path, manifest: Manifest, world: World) -> None:

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer.base import atomic
 from trainer.base.errors import UserError, first_line
+from trainer.base.foreign import require_no_other_run
 from trainer.base.metrics_file import METRICS_FILE
 from trainer.base.yaml_files import require_readable
 from trainer.config.checks.problems import raise_problems
@@ -49,13 +50,15 @@ def freeze(config: Config, run_dir: Path) -> Path:
 
     When the run has started before, other values are taken only for keys that the schema marks as
     ``MAY_CHANGE``, and other files only with ``trainer.accept_changed_files``. Raises UserError
-    that names every other differing key with both values, a file that differs, or the folder that
-    can't be written.
+    that names every other differing key with both values, a file that differs, the folder that
+    can't be written, or the checkpoints of another program in it.
     """
     values = _with_absolute_paths(config.model_dump())
     values["trainer"]["default_local_dir"] = str(run_dir)
     path = run_dir / FILE
     try:
+        if not path.exists():
+            require_no_other_run(run_dir)
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         started = path.exists() and has_started(run_dir)
         if started:

@@ -1,7 +1,7 @@
 """Names in the folder of checkpoints, and what a look into it tells.
 
-A folder is a checkpoint exactly when it is named ``step_N`` and its manifest verifies. ``latest``
-is a hint for people and other tools.
+A folder is a checkpoint exactly when its manifest verifies and it is named ``step_N`` after the
+manifest's step. ``latest`` is a hint for people and other tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.checkpoint.store.manifest import DamagedError, Manifest
 FOLDER = "checkpoints"
 """The folder of checkpoints in a run folder."""
 LATEST = "latest"
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"step_(0|[1-9]\d*)")
 
 
 def step_dir(root: Path, step: int) -> Path:
@@ -34,16 +34,25 @@ def temp_dir(root: Path, step: int, fence: str) -> Path:
 
 
 def steps_on_disk(root: Path) -> list[int]:
-    """Steps of the folders named ``step_N``, newest first."""
+    """Steps of the folders named ``step_N``, newest first; none when there is no such ``root``.
+
+    Raises OSError when ``root`` can't be read: that it has no checkpoints is then not known.
+    """
     steps = []
     try:
         for path in root.iterdir():
-            match = _STEP.fullmatch(path.name)
-            if match is not None and path.is_dir():
-                steps.append(int(match[1]))
-    except OSError:
+            step = step_of(path.name)
+            if step is not None and path.is_dir():
+                steps.append(step)
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(steps, reverse=True)
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint's name ``step_N``; None for other names."""
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def read_latest(root: Path) -> str | None:
@@ -54,7 +63,7 @@ def read_latest(root: Path) -> str | None:
 def newest_whole(root: Path) -> tuple[Path, Manifest] | None:
     """The newest checkpoint that verifies completely; None when there is none.
 
-    Raises UserError for a newer format.
+    Raises UserError for a newer format, OSError when a file can't be read.
     """
     for step in steps_on_disk(root):
         folder = step_dir(root, step)
@@ -62,6 +71,6 @@ def newest_whole(root: Path) -> tuple[Path, Manifest] | None:
             manifest = manifests.read(folder)
         except DamagedError:
             continue
-        if not manifests.problems(folder, manifest):
+        if manifest.step == step and not manifests.problems(folder, manifest):
             return folder, manifest
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from trainer.base.errors import UserError
+from trainer.base.errors import Failure, UserError
 from trainer.checkpoint.store.file_writing import CHECKSUM_BYTES, file_digest
 
 NAME = "manifest.json"
@@ -54,6 +54,10 @@ class Manifest:
         return json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True).encode()
 
 
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors that say that a file is not there. After any other one a file may be whole."""
+
+
 class DamagedError(Exception):
     """A folder is no whole checkpoint; the message says what is wrong with it."""
 
@@ -61,12 +65,13 @@ class DamagedError(Exception):
 def read(folder: Path) -> Manifest:
     """The manifest of ``folder``.
 
-    Raises DamagedError when it is missing or damaged, UserError for a newer format.
+    Raises DamagedError when it is missing or damaged, UserError for a newer format, OSError when it
+    can't be read.
     """
     try:
         data = (folder / NAME).read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{folder.name}/{NAME} can't be read ({error.strerror})") from error
+    except MISSING as error:
+        raise DamagedError(f"{folder.name}/{NAME} is missing ({error.strerror})") from error
     return parse(data, str(folder))
 
 
@@ -97,7 +102,7 @@ def problems(folder: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) 
     """Messages about missing files, wrong sizes and wrong contents; empty for a whole checkpoint.
 
     ``share`` = (i, n): read the contents of every n-th chunk from the i-th on; sizes are always
-    compared.
+    compared. Raises OSError, with its file, for one that is there and can't be read.
     """
     index, count = share
     found: list[str] = []
@@ -117,9 +122,31 @@ def problems(folder: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) 
                 if file_digest(path, start, manifest.chunk_bytes) != digest:
                     end = min(start + manifest.chunk_bytes, size)
                     found.append(f"{name} doesn't match its checksum in bytes {start} to {end}")
-        except OSError as error:
+        except MISSING as error:
             found.append(f"{name}: {error.strerror}")
+        except OSError as error:
+            error.filename = str(path)  # an error of reading has none
+            raise
     return found
+
+
+def unreadable(error: OSError) -> UserError | Failure:
+    """The error for a file of a checkpoint that can't be read now, and may be whole."""
+    file = error.filename or "a file of the checkpoint"
+    text = (
+        f"{file} can't be read ({error.strerror or error}). That is no damage, and nothing was "
+        "changed"
+    )
+    if isinstance(error, PermissionError):
+        return UserError(
+            f"{text}. Have this user given access (chmod u+rwX, or chown by its owner), then type "
+            "the same command"
+        )
+    return Failure(
+        f"{text}. The machine's connection to the disk or the disk itself fails: type the same "
+        "command again, on another node if that does not help; to give the checkpoint up and go "
+        "back to the one before, rename its folder"
+    )
 
 
 def _from_format_1(body: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class Mirror:
         try:
             self._get(f"{source}/{manifests.NAME}", temp / manifests.NAME)
             manifest = manifests.read(temp)
+            if manifest.step != step:
+                raise DamagedError(f"{source} holds step {manifest.step}")
             for name in manifest.files:
                 (temp / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._get(f"{source}/{name}", temp / name)
