@@ -95,6 +95,8 @@ def test_a_function_that_raises_names_prompt_error_and_line(file: Path) -> None:
     [
         ("float('nan')", "returned nan, not a finite number"),
         ("-math.inf", "returned -inf, not a finite number"),
+        ("10**400", "returned inf, not a finite number"),
+        ("1e200", r"returned 1e\+200, which float32 can't hold"),
         ("None", "returned NoneType 'None', not a number"),
         ("'1.0'", "returned str '1.0', not a number"),
         ("[1.0]", "returned list"),

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32: rewards are held in that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
@@ -27,7 +30,7 @@ class Score:
     """The score of one response."""
 
     value: float
-    """The reward; finite."""
+    """The reward; finite in float32."""
     extra: dict[str, float] = field(default_factory=dict)
     """Other numbers that the reward function returned with ``score``; they become metrics."""
     unjudged: bool = False
@@ -63,6 +66,8 @@ def to_score(returned: Any) -> Score:
         raise ValueError(f"{type(value).__name__} {str(value)[:60]!r}, not a number")
     if not math.isfinite(number):
         raise ValueError(f"{number}, not a finite number")
+    if abs(number) > LARGEST:
+        raise ValueError(f"{number:g}, which float32 can't hold (at most {LARGEST:.2g})")
     return Score(value=number, extra=extra)
 
 
@@ -79,11 +84,19 @@ def _numbers(mapping: Mapping[Any, Any]) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     """A number of Python or numpy, or a one-element tensor, as a float; None for anything else."""
     if isinstance(value, Real):
-        return float(value)
+        return _float(value)
     if isinstance(value, str | bytes) or not hasattr(value, "item"):
         return None
     try:
         item = value.item()
     except (ValueError, RuntimeError, TypeError):
         return None
-    return float(item) if isinstance(item, Real) else None
+    return _float(item) if isinstance(item, Real) else None
+
+
+def _float(value: Real) -> float:
+    """The value as a float; infinity for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
