@@ -10,10 +10,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.base import atomic
+from trainer.base.full_disk import WAIT_S, patiently
 from trainer.base.json_files import (
     MAX_LINE_BYTES,
     is_count,
@@ -166,18 +168,22 @@ class MetricsFile:
         """The steps whose lines were moved; None when there were none."""
         if path.exists():
             self.replaced = _set_aside(path, steps_done, replaced_file(path, attempt))
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line with one system call: a killed process leaves all of it or nothing."""
+        """Write one line with one system call: a killed process leaves all of it or nothing.
+
+        Waits while the disk is full (``patiently``), then raises OSError.
+        """
         data = (encode(record) + "\n").encode()
-        written = os.write(self._fd, data)
-        while written < len(data):  # a full disk: the next call raises the error
-            written += os.write(self._fd, data[written:])
+        while data:
+            # A disk that fills up takes a part; the next call gets the error.
+            data = data[patiently(partial(os.write, self._fd, data), str(self._path)) :]
 
     def sync(self) -> None:
-        """Make what was appended survive a power cut."""
-        os.fsync(self._fd)
+        """Make what was appended survive a power cut. Waits as ``append`` does."""
+        patiently(partial(os.fsync, self._fd), str(self._path))
 
     def close(self) -> None:
         """Sync and close."""
@@ -207,9 +213,9 @@ def _set_aside(path: Path, steps_done: int | None, aside: Path) -> ReplacedSteps
     if moved:
         # First the copy: a kill between the two leaves a line twice, never nowhere.
         earlier = aside.read_text(encoding="utf-8") if aside.exists() else ""
-        atomic.write_text(aside, earlier + "".join(moved))
+        atomic.write_text(aside, earlier + "".join(moved), wait_s=WAIT_S)
     if len(kept) < len(lines):
-        atomic.write_text(path, "".join(kept))
+        atomic.write_text(path, "".join(kept), wait_s=WAIT_S)
     return ReplacedSteps(min(steps), max(steps), aside) if moved else None
 
 

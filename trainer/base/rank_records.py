@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.base import atomic
+from trainer.base.full_disk import ASKED_TO_STOP_S, WAIT_S
 from trainer.base.json_files import Fields, is_count, is_number, is_text, optional, read_object
 from trainer.base.rank_info import ATTEMPT, SLURM_SWITCH
 from trainer.base.run_folder import log_folder
@@ -122,7 +123,7 @@ def write_begin(folder: Path, rank: int) -> None:
     """Record that ``rank`` has begun on this node. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     value = {"host": host_name(), "pid": os.getpid(), "time": time.time()}
-    atomic.write_json(begin_file(folder, rank), value, durable=False)
+    atomic.write_json(begin_file(folder, rank), value, durable=False, wait_s=WAIT_S)
 
 
 def write_end(
@@ -137,7 +138,7 @@ def write_end(
     text: str = "",
 ) -> bool:
     """Record the end of ``rank``; False when it can't be written (a full disk is a likely reason
-    for an end).
+    for an end) within some seconds.
     """
     end = RankEnd(
         kind=kind,
@@ -151,7 +152,7 @@ def write_end(
     )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic.write_json(end_file(folder, rank), asdict(end))
+        atomic.write_json(end_file(folder, rank), asdict(end), wait_s=ASKED_TO_STOP_S)
     except OSError:
         return False
     return True
