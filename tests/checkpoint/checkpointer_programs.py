@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,62 @@ def metrics(rank: int, size: int, run: str, store: str) -> None:
     assert "checkpoint of step 3 failed" in logged[0] and "No space left" in logged[0], logged
     now = checkpointer.metrics()
     assert now["ckpt/failures"] == 1 and now["ckpt/last_committed_step"] == 2
+    assert now["ckpt/failed_in_a_row"] == 1
     gate.write_text("open")
     checkpointer.close()
+
+
+def room(rank: int, size: int, run: str, store: str) -> None:
+    """A disk with room for exactly ``keep_last`` checkpoints, seen by statvfs, or a quota that is
+    not seen: what retention would remove next goes before the save, and two verified ones stay.
+    """
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    limits = Path(os.environ["PLIMSOLL_ROOM"])
+
+    def set_room(checkpoints: float, shown: int) -> None:
+        world.barrier()
+        if rank == 0:
+            limits.write_text(f"{int(nbytes * checkpoints)} {shown}")
+        world.barrier()
+
+    for shown in (0, 1 << 40):
+        for keep_last, best, checkpoints in ((3, 0, 3.5), (2, 1, 3.5), (2, 0, 2.5)):
+            nbytes = 1 << 30
+            set_room(1, shown)
+            folder = Path(run) / f"{shown}-{keep_last}-{best}"
+            folder.mkdir(exist_ok=True)
+            options: dict[str, Any] = {"keep_last": keep_last, "keep_best": best}
+            checkpointer = make_checkpointer(
+                world, engine, folder, disk="tests.checkpoint.disks:SmallDisk", **options
+            )
+            root = folder / layout.FOLDER
+            assert checkpointer.save(1, {}, {}, 9.0, blocking=True)
+            world.barrier()
+            nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+            set_room(checkpoints, shown)
+            saved = [
+                step for step in range(2, 8) if checkpointer.save(step, {}, {}, 0.0, blocking=True)
+            ]
+            world.barrier()
+            failed_in_a_row = checkpointer.metrics()["ckpt/failed_in_a_row"]
+            if checkpoints > 3:
+                # A quota shows itself once.
+                assert saved == ([2, 3, 5, 6, 7] if shown else [2, 3, 4, 5, 6, 7]), saved
+                assert failed_in_a_row == 0
+                kept = [7, 6, 1] if best else [7, 6, 5]
+            else:
+                assert saved == [2] and failed_in_a_row == 5
+                assert "No space left on device" in checkpointer.last_failure
+                kept = [2, 1]
+            assert layout.steps_on_disk(root) == kept
+            assert all(not manifest.problems(p, manifest.read(p)) for p in root.glob("step_?"))
+            set_room(9, shown)
+            assert checkpointer.save(9, {}, {}, 0.0, blocking=True)
+            assert checkpointer.metrics()["ckpt/failed_in_a_row"] == 0
+            checkpointer.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            world.barrier()
 
 
 def failed_copy(rank: int, size: int, run: str, store: str) -> None:
@@ -117,6 +172,7 @@ def _check_before_first_save(checkpointer: Checkpointer) -> None:
     now = checkpointer.metrics()
     assert {k: v for k, v in now.items() if k != "ckpt/age_s"} == {
         "ckpt/failures": 0,
+        "ckpt/failed_in_a_row": 0,
         "ckpt/stall_s": 0,
         "ckpt/last_committed_step": -1,
         "ckpt/in_flight": 0,

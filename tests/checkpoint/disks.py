@@ -198,6 +198,38 @@ class FaultyDisk(Disk):
         return OSError(number, os.strerror(number), str(path))
 
 
+class SmallDisk(Disk):
+    """A disk that holds as many bytes as a file says: ``PLIMSOLL_ROOM`` names it.
+
+    Its text is ``1000 100``: the bytes of the run folder, and those that ``statvfs`` shows to be
+    free at least (a quota is not seen there).
+    """
+
+    def write(self, path: Path, data: FileContents) -> list[str]:
+        if len(data) > self._limits()[0] - _used():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().write(path, data)
+
+    def free_bytes(self, path: Path) -> int:
+        capacity, shown = self._limits()
+        return max(capacity - _used(), shown)
+
+    def _limits(self) -> tuple[int, int]:
+        capacity, shown = Path(os.environ["PLIMSOLL_ROOM"]).read_text().split()
+        return int(capacity), int(shown)
+
+
+def _used() -> int:
+    """Bytes of all files in the folder of checkpoints beside the file of ``SmallDisk``."""
+    used = 0
+    for path in Path(os.environ["PLIMSOLL_ROOM"]).parent.rglob("checkpoints/**/*"):
+        try:
+            used += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return used
+
+
 @dataclass(frozen=True)
 class Operation:
     """One recorded operation; ``other`` is the new name of a rename."""

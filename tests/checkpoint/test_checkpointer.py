@@ -29,10 +29,11 @@ def test_one_rank(fork_server: ForkServer, tmp_path: Path, program: str) -> None
     run_program(fork_server, tmp_path, program, 1, {"PLIMSOLL_GATE": str(tmp_path / "gate")})
 
 
-@pytest.mark.parametrize("program", ["read_only", "extra_tensors"])
+@pytest.mark.parametrize("program", ["read_only", "extra_tensors", "room"])
 def test_two_ranks(fork_server: ForkServer, tmp_path: Path, program: str) -> None:
     (tmp_path / "fault").write_text("EROFS mkdir")
-    run_program(fork_server, tmp_path, program, 2, {"PLIMSOLL_FAULT": str(tmp_path / "fault")})
+    env = {"PLIMSOLL_FAULT": str(tmp_path / "fault"), "PLIMSOLL_ROOM": str(tmp_path / "room")}
+    run_program(fork_server, tmp_path, program, 2, env)
 
 
 def test_every_metric_is_documented() -> None:

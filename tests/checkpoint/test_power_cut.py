@@ -24,7 +24,7 @@ from trainer.checkpoint.store.manifest import DamagedError, Manifest
 FILES = [FileSpec("latest", 0, 5), FileSpec("global_step/weights.pt", 5, 40)]
 
 
-def save(disk: Disk, root: Path, step: int, *, latest: bool = True) -> None:
+def save(disk: Disk, root: Path, step: int, *, latest: bool = True, healthy: bool = True) -> None:
     """One rank's save in one process: the protocol's four steps."""
     fence = f"1-{step}"
     data = memoryview(bytes([step]) * 45)
@@ -36,6 +36,7 @@ def save(disk: Disk, root: Path, step: int, *, latest: bool = True) -> None:
         zero_stage=0,
         config_hash="",
         created=0.0,
+        healthy=healthy,
         files=records,  # type: ignore[arg-type]
     )
     commit.publish(disk, root, made, fence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +64,28 @@ def test_steps_to_keep(
         )
         == stay
     )
+
+
+@given(
+    steps=STEPS,
+    keep_last=st.integers(1, 5),
+    keep_every=st.none() | st.integers(1, 50),
+    keep_best=st.integers(0, 4),
+    data=st.data(),
+)
+def test_a_checkpoint_of_skipped_steps_displaces_no_good_one(
+    steps: list[int], keep_last: int, keep_every: int | None, keep_best: int, data: st.DataObject
+) -> None:
+    unhealthy = data.draw(st.sets(st.sampled_from(steps)))
+    healthy = [step for step in steps if step not in unhealthy]
+    options: dict[str, Any] = {
+        "keep_last": keep_last,
+        "keep_every": keep_every,
+        "keep_best": keep_best,
+        "metrics": {step: data.draw(VALUES) for step in steps},
+    }
+    stay = steps_to_keep(steps, unhealthy=unhealthy, **options)
+    assert stay == {max(steps)} | (steps_to_keep(healthy, **options) if healthy else set())
 
 
 def test_retention_after_every_save_ends_with_the_best_of_all() -> None:

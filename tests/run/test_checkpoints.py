@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoint.test_power_cut import save
 from tests.config.helpers import minimal_settings
 from tests.run.ranks import Rank
 from trainer.base.errors import Failure, UserError
 from trainer.base.model_shape import ModelShape
 from trainer.base.rank_records import read_records
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.store.disk import Disk
 from trainer.config import load
 from trainer.ranks.agreement import AgreedError
 from trainer.rollout import EngineFailed
 from trainer.run import checkpoints as run_checkpoints
-from trainer.run import save_time
+from trainer.run import save_interval, save_time
 from trainer.run.checkpoints import RunCheckpoints
 
 SHAPE = ModelShape(hidden=64, layers=2, heads=4, kv_heads=4, ffn=128, vocab=1000)
@@ -39,7 +42,10 @@ class RecordingCheckpointer:
         self.saved: list[tuple[int, float | None, bool]] = []
         self.states: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.about: Any = None
+        self.healthy: list[bool] = []
         self.has_room = True
+        self.room_at_try = -1
+        self.tries = 0
         self.save_s: float | None = None
         self.last_failure = ""
         self.last_committed_step: int | None = None
@@ -62,13 +68,17 @@ class RecordingCheckpointer:
         metric: float | None,
         *,
         blocking: bool,
+        healthy: bool,
         about: Any,
     ) -> bool:
-        if self.has_room:
+        self.tries += 1
+        if self.has_room or self.tries == self.room_at_try:
+            self.healthy.append(healthy)
             self.saved.append((step, metric, blocking))
             self.states.append((rank_state, global_state))
             self.about = about
-        return self.has_room
+            return True
+        return False
 
     def metrics(self) -> dict[str, float]:
         return {"ckpt/failures": 0.0}
@@ -88,12 +98,16 @@ class Clock:
 
     time = monotonic
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
     monkeypatch.setattr(run_checkpoints, "time", fake)
     monkeypatch.setattr(save_time, "time", fake)
+    monkeypatch.setattr(save_interval, "time", fake)
     monkeypatch.setattr(run_checkpoints, "Checkpointer", RecordingCheckpointer)
     monkeypatch.setattr(RecordingCheckpointer, "restored", None)
     monkeypatch.setenv("PLIMSOLL_ATTEMPT", "1")
@@ -159,6 +173,85 @@ def test_a_run_saves_every_save_interval_minutes(tmp_path: Path, clock: Clock) -
     )
     run_steps(checkpoints, 1, 10, before=lambda step: setattr(clock, "now", clock.now + 70))
     assert checkpointer.steps == [2, 4, 6, 7, 9]
+
+
+def test_by_default_a_run_saves_every_quarter_of_an_hour(tmp_path: Path, clock: Clock) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path)
+    run_steps(checkpoints, 1, 40, before=lambda step: setattr(clock, "now", clock.now + 60))
+    assert checkpointer.steps == [15, 30]
+
+
+def test_failures_and_the_time_limit_shorten_the_interval(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves of 10 s, and of two attempts of half an hour one lost its node: an hour between
+    failures, sqrt(2 * 10 * 3600) = 268 s.
+    """
+    lines = [{"cause": cause, "start": 0, "end": 1800} for cause in ("node_failure", "preempted")]
+    (tmp_path / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checkpoints, checkpointer = make_checkpoints(tmp_path)
+    checkpointer.save_s = 10.0
+    run_steps(checkpoints, 1, 20, before=lambda step: setattr(clock, "now", clock.now + 30))
+    assert checkpointer.steps == [9, 18]
+    (tmp_path / "attempts.jsonl").unlink()
+    monkeypatch.setenv("PLIMSOLL_SLURM", "1")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(clock.now) + 600))
+    checkpoints, checkpointer = make_checkpoints(tmp_path)
+    checkpointer.save_s = 10.0
+    run_steps(checkpoints, 1, 12, before=lambda step: setattr(clock, "now", clock.now + 30))
+    assert checkpointer.steps == [5, 10]
+
+
+def test_a_save_after_a_skipped_step_is_marked_and_many_in_a_row_end_the_run(
+    tmp_path: Path, clock: Clock
+) -> None:
+    checkpoints, checkpointer = make_checkpoints(
+        tmp_path, checkpoint__save_freq=1, max_skipped_steps=3
+    )
+    applied = {"actor/skipped_steps": 0.0, "actor/optimizer_steps": 2.0}
+    partly = {"actor/skipped_steps": 1.0, "actor/optimizer_steps": 2.0}
+    skipped = {
+        "actor/skipped_steps": 2.0,
+        "actor/optimizer_steps": 2.0,
+        "critic/score/max": 1.0,
+        "critic/advantages/max": math.nan,
+    }
+    for step, metrics in enumerate((applied, skipped, skipped, partly, skipped, skipped), 1):
+        run_steps(checkpoints, step, step, metrics=metrics)
+    assert checkpointer.healthy == [True, False, False, True, False, False]
+    for step, healthy in enumerate(checkpointer.healthy, 1):
+        save(Disk(), checkpointer.root, step, latest=False, healthy=healthy)
+    with pytest.raises(UserError) as caught:
+        run_steps(checkpoints, 7, 7, metrics=skipped)
+    message = str(caught.value)
+    assert "since step 5: the advantage, the gradient norm" in message
+    assert "the reward," not in message and "optim.lr" in message and "grad_clip" in message
+    assert f"trainer.resume_from_path={checkpointer.root / 'step_4'}" in message
+    assert len(checkpointer.saved) == 6, "what changed nothing is not saved once more"
+
+
+@pytest.mark.parametrize("limit", [0, None])
+def test_skipped_steps_end_no_run_without_a_limit(
+    tmp_path: Path, clock: Clock, limit: int | None
+) -> None:
+    checkpoints, _ = make_checkpoints(tmp_path, max_skipped_steps=limit)
+    run_steps(
+        checkpoints, 1, 50, metrics={"train/skipped_steps": 1.0, "train/optimizer_steps": 1.0}
+    )
+
+
+@pytest.mark.parametrize("stop", [None, "USR2"])
+def test_the_last_save_waits_for_room(tmp_path: Path, clock: Clock, stop: str | None) -> None:
+    checkpoints, checkpointer = make_checkpoints(tmp_path, grace_period_s=60)
+    checkpointer.has_room = False
+    checkpointer.last_failure = "checkpoint of step 6 failed: rank 0: No space left on device"
+    checkpointer.room_at_try = 12
+    checkpoints.after_step(6, {}, last=stop is None, stop=stop, sync=lambda: None)
+    assert checkpointer.steps == [6]
+    began = clock.now
+    with pytest.raises(UserError, match=r"step 7 is not saved.*Free space"):
+        checkpoints.after_step(7, {}, last=stop is None, stop=stop, sync=lambda: None)
+    assert clock.now - began == pytest.approx(30 if stop else 300, abs=1)
 
 
 def test_a_save_without_a_free_buffer_is_made_after_the_next_step(

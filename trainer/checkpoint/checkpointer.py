@@ -28,7 +28,7 @@ from trainer.checkpoint.restore import (
     load_extra_tensors,
     load_states,
 )
-from trainer.checkpoint.resume import find_checkpoint, record_resume
+from trainer.checkpoint.resume import find_checkpoint, is_same_folder, record_resume
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot.fragments import zero_stage
 from trainer.checkpoint.snapshot.host_buffer import HostBuffer, require_memory
@@ -104,6 +104,7 @@ class Checkpointer:
         metric: float | None = None,
         *,
         blocking: bool = False,
+        healthy: bool = True,
         about: dict[str, Any] | None = None,
     ) -> bool:
         """Checkpoint the state after ``step``. Collective.
@@ -112,7 +113,8 @@ class Checkpointer:
         weights change. False: not begun, since all host buffers are in use (a slow disk): try again
         after the next step. Blocking: waits for the commit; True when the checkpoint is committed.
         Disk errors never raise: they are in ``metrics`` and in the log. ``metric``: the value for
-        ``keep_best``. ``about``: anything for people, written into the manifest.
+        ``keep_best``. ``healthy``: False after a skipped optimizer step: retention counts it for
+        nothing. ``about``: anything for people, written into the manifest.
         """
         blocking = blocking or not self._settings.async_save
         began = time.perf_counter()
@@ -124,7 +126,7 @@ class Checkpointer:
             self._committer.throttle.suspend()
             return False
         captured = self._planner.capture(step, rank_state, global_state)
-        manifest = self._make_manifest(step, metric, about or {})
+        manifest = self._make_manifest(step, metric, about or {}, healthy=healthy)
         save = Save(SnapshotPlan(), self._committer.take_buffer(), manifest)
         self._start_copy(save, captured)
         self._committer.submit(save)
@@ -236,7 +238,9 @@ class Checkpointer:
             buffers.append(HostBuffer(nbytes if pinned else 0, pinned=pinned))
         return buffers
 
-    def _make_manifest(self, step: int, metric: float | None, about: dict[str, Any]) -> Manifest:
+    def _make_manifest(
+        self, step: int, metric: float | None, about: dict[str, Any], *, healthy: bool
+    ) -> Manifest:
         return Manifest(
             step=step,
             attempt=self._attempt,
@@ -246,6 +250,7 @@ class Checkpointer:
             created=time.time(),
             metric=metric,
             metric_name=self._settings.best_metric,
+            healthy=healthy,
             about=about,
         )
 
@@ -319,6 +324,8 @@ class Checkpointer:
 
     def _after_restore(self, restored: Restored) -> None:
         self._metrics.set("last_committed_step", float(restored.step))
+        if is_same_folder(restored.folder.parent, self._folder.root):
+            self._committer.add_verified(restored.manifest)
         with agreed(self._world):
             if self._world.is_main:
                 record_resume(

@@ -7,27 +7,31 @@ rank 0, and removes old ones.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.base.errors import UserError
 from trainer.checkpoint.metrics import CheckpointMetrics
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.snapshot.plan import SnapshotPlan
 from trainer.checkpoint.store import commit
-from trainer.checkpoint.store import manifest as manifests
+from trainer.checkpoint.store.catalog import Catalog
 from trainer.checkpoint.store.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.store.commit_store import CommitStore, CommitTimeout
-from trainer.checkpoint.store.layout import step_dir, steps_on_disk, temp_dir
-from trainer.checkpoint.store.manifest import DamagedError, Manifest
+from trainer.checkpoint.store.layout import step_dir, temp_dir
+from trainer.checkpoint.store.manifest import Manifest
 from trainer.checkpoint.store.retention import steps_to_keep
+from trainer.checkpoint.store.room import is_full, make_room
 from trainer.checkpoint.writer.client import WriteError, WriterClient
 from trainer.checkpoint.writer.progress import FillProgress
 from trainer.checkpoint.writer.throttle import WriteThrottle
 
+log = logging.getLogger(__name__)
+ROOM = "room"
 WRITTEN = "written"
 OUTCOME = "outcome"
 
@@ -81,7 +85,11 @@ class Committer:
         self._lock = threading.Lock()
         self._queue: queue.Queue[Save | None] = queue.Queue()
         self._closing = threading.Event()
-        self._metric_by_step: dict[int, float | None] = {}
+        self._catalog = Catalog(folder.root)
+        self._fitting: int | None = None
+        """How many checkpoints the disk holds at most, once a save has run out of room although the
+        disk showed enough (a quota).
+        """
         self._thread = threading.Thread(target=self._run, name="checkpoint-commit", daemon=True)
         self._thread.start()
 
@@ -102,6 +110,10 @@ class Committer:
             number = min(self._free_buffers)
             self._free_buffers.remove(number)
             return number
+
+    def add_verified(self, manifest: Manifest) -> None:
+        """Record a checkpoint of the run that a restore has verified."""
+        self._catalog.add(manifest)
 
     def submit(self, save: Save) -> None:
         """Write ``save`` while it is being copied, and commit it."""
@@ -156,14 +168,17 @@ class Committer:
         save.progress.wait_for_more(0)
         began = time.perf_counter()
         try:
+            self._wait_for_room(save)
             message: dict[str, Any] = {"records": self._write(save)}
-        except WriteError as error:
+        except (WriteError, CommitTimeout) as error:
             message = {"error": f"rank {self._store.rank}: {error}"}
         if self._store.rank == 0:
             outcome = self._collect_and_publish(save, message)
         else:
             outcome = self._report_and_wait(save, message)
         if "error" in outcome:
+            if is_full(outcome["error"]):
+                self._fitting = len(self._catalog.checkpoints())
             self._metrics.record_failure(
                 f"checkpoint of step {save.step} failed: {outcome['error']}; the one before it is "
                 "intact"
@@ -172,6 +187,34 @@ class Committer:
         seconds = time.perf_counter() - began - self.throttle.delay_s
         self._metrics.record_commit(save.step, nbytes=save.plan.size, seconds=seconds)
         return True
+
+    def _wait_for_room(self, save: Save) -> None:
+        """Before any rank writes, rank 0 makes room. Raises WriteError when there is none."""
+        shortage: str | None = None
+        topic = f"{ROOM}/{save.step}"
+        if self._store.rank == 0:
+            try:
+                shortage = self._make_room(save.manifest)
+            except OSError as error:
+                log.warning("no room could be made for step %d: %s", save.step, error)
+            self._store.put(topic, shortage)
+        else:
+            shortage = self._store.get(topic, 0, self._closing.is_set)
+        if shortage is not None:
+            raise WriteError(shortage)
+
+    def _make_room(self, manifest: Manifest) -> str | None:
+        """Remove early what retention would remove once ``manifest`` is committed, if need be."""
+        checkpoints = self._catalog.checkpoints()
+        best = self._kept(checkpoints, keep_last=1)
+        stay = self._kept({**checkpoints, manifest.step: manifest}) | best
+        return make_room(
+            self._folder.disk,
+            self._folder.root,
+            self._catalog,
+            [step for step in checkpoints if step not in stay],
+            at_least_one=self._fitting is not None and len(checkpoints) >= self._fitting,
+        )
 
     def _write(self, save: Save) -> dict[str, list[object]]:
         if save.progress.failure:
@@ -191,7 +234,7 @@ class Committer:
         """On rank 0: returns the outcome of the save, which all ranks get."""
         outcome = self._publish(save, message)
         self._store.put(f"{OUTCOME}/{save.step}", outcome)
-        self._store.finish(f"{save.step}", (WRITTEN, OUTCOME))
+        self._store.finish(f"{save.step}", (ROOM, WRITTEN, OUTCOME))
         return outcome
 
     def _report_and_wait(self, save: Save, message: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +276,7 @@ class Committer:
     def _after_commit(self, manifest: Manifest) -> None:
         """Update ``latest``, old checkpoints and the mirror; the next save repairs what fails."""
         folder = self._folder
+        self._catalog.add(manifest)
         try:
             commit.point_latest(folder.disk, folder.root, manifest.step, folder.fence)
             kept_steps = self._remove_old()
@@ -241,26 +285,32 @@ class Committer:
                 folder.mirror.keep_only(kept_steps)
         except Exception as error:  # includes those of a mirror's client
             self._metrics.record_failure(
-                f"after the commit of step {manifest.step}: {type(error).__name__}: {error}"
+                f"after the commit of step {manifest.step}: {type(error).__name__}: {error}",
+                committed=True,
             )
 
     def _remove_old(self) -> set[int]:
         """Remove checkpoints by the retention settings. Returns the steps that stay."""
-        root = self._folder.root
-        steps = steps_on_disk(root)
-        for step in steps:
-            if step not in self._metric_by_step:
-                with contextlib.suppress(DamagedError, UserError):
-                    manifest = manifests.read(step_dir(root, step))
-                    is_same_metric = manifest.metric_name == self._settings.best_metric
-                    self._metric_by_step[step] = manifest.metric if is_same_metric else None
-        keep = steps_to_keep(
-            steps,
-            keep_last=self._settings.keep_last,
-            keep_every=self._settings.keep_every,
-            keep_best=self._settings.keep_best,
-            metrics=self._metric_by_step,
-            best_mode=self._settings.best_mode,
-        )
-        commit.remove(self._folder.disk, root, sorted(set(steps) - keep))
+        checkpoints = self._catalog.checkpoints()
+        keep = self._kept(checkpoints)
+        commit.remove(self._folder.disk, self._folder.root, sorted(checkpoints.keys() - keep))
         return keep
+
+    def _kept(
+        self, checkpoints: Mapping[int, Manifest], *, keep_last: int | None = None
+    ) -> set[int]:
+        """The steps that stay by the retention settings."""
+        settings = self._settings
+        return steps_to_keep(
+            list(checkpoints),
+            keep_last=keep_last or settings.keep_last,
+            keep_every=settings.keep_every,
+            keep_best=settings.keep_best,
+            metrics={
+                step: manifest.metric
+                for step, manifest in checkpoints.items()
+                if manifest.metric_name == settings.best_metric
+            },
+            best_mode=settings.best_mode,
+            unhealthy=[step for step, manifest in checkpoints.items() if not manifest.healthy],
+        )

@@ -14,7 +14,12 @@ class CheckpointMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values = {"failures": 0.0, "stall_s": 0.0, "last_committed_step": -1.0}
+        self._values = {
+            "failures": 0.0,
+            "failed_in_a_row": 0.0,
+            "stall_s": 0.0,
+            "last_committed_step": -1.0,
+        }
         self._last_commit = time.time()
         self.last_failure = ""
         """Message of the last failed save."""
@@ -34,11 +39,16 @@ class CheckpointMetrics:
         with self._lock:
             return self._values.get(name)
 
-    def record_failure(self, message: str) -> None:
-        """Log that a save failed, at once, and count it."""
+    def record_failure(self, message: str, *, committed: bool = False) -> None:
+        """Log that a save failed, at once, and count it.
+
+        ``committed``: only what follows the commit failed (``latest``, retention, the mirror).
+        """
         log.error("%s", message)
         self.last_failure = message
         self.add("failures")
+        if not committed:
+            self.add("failed_in_a_row")
 
     def record_commit(self, step: int, *, nbytes: int, seconds: float) -> None:
         """The checkpoint of ``step`` is committed.
@@ -50,6 +60,7 @@ class CheckpointMetrics:
             self._values["write_s"] = seconds
             self._values["bytes"] = float(nbytes)
             self._values["last_committed_step"] = float(step)
+            self._values["failed_in_a_row"] = 0.0
             self._values["write_gbps"] = nbytes / seconds / 1e9
 
     def collect(self, in_flight: int) -> dict[str, float]:

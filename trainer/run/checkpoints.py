@@ -10,19 +10,24 @@ from pathlib import Path
 
 from trainer.base import rank_records, signals
 from trainer.base.errors import DISK_FULL, EXIT_REQUEUE, Failure, UserError
+from trainer.base.full_disk import POLL_S, WAIT_S
 from trainer.base.signals import StopRequested
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.resume import is_same_folder
 from trainer.checkpoint.schedule import save_reason
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.store.catalog import healthy_before
 from trainer.checkpoint.store.layout import step_dir
+from trainer.checkpoint.store.room import is_full
 from trainer.config.schema.trainer import default_best_mode
 from trainer.experience.weight_sync import ENDS_THE_RUN
 from trainer.run.attempt import attempt_number, config_hash
 from trainer.run.best_metric import BestMetric
 from trainer.run.context import RunContext
 from trainer.run.reference import reference_state
+from trainer.run.save_interval import AutoInterval
 from trainer.run.save_time import SaveTime, keep_best_hints
+from trainer.run.skipped_steps import SkippedSteps
 from trainer.run.state import RunIdentity, global_state, rank_state
 from trainer.run.validation import VALIDATION_METRICS
 from trainer.tracking.banner import versions
@@ -66,6 +71,8 @@ class RunCheckpoints:
         self.restored_step = self._restore()
         self._save_time = SaveTime(ctx)
         self.notes += self._save_time.warnings
+        self._interval = AutoInterval.from_run(ctx.run_dir, write_share=checkpoint.write_share)
+        self._skipped = SkippedSteps(trainer.max_skipped_steps)
         self._clock: GoodputClock | None = None
         if ctx.world.is_main:
             self._clock = GoodputClock(ctx.run_dir, attempt, restored=self.restored_step)
@@ -98,13 +105,18 @@ class RunCheckpoints:
         """Save ``step`` when a save is due. A save before leaving (``last`` or ``stop``) blocks.
 
         ``sync`` makes ``metrics.jsonl`` durable first, so that no checkpoint is ahead of it. Raises
-        UserError for a ``best_metric`` that no step has, and what ``ENDS_THE_RUN`` names when
-        rollouts drawn ahead fail, unless the run stops anyway.
+        UserError for a ``best_metric`` that no step has and for too many steps in a row whose
+        gradients are not finite, and what ``ENDS_THE_RUN`` names when rollouts drawn ahead fail,
+        unless the run stops anyway.
         """
         now = time.monotonic()
         self._step_s = now - self._last_step_at
         self._last_step_at = now
         self.observe(step, metrics)
+        self._skipped.observe(step, metrics)
+        if self._skipped.reached_limit and stop is None:
+            earlier = healthy_before(self._checkpointer.root, self._skipped.first or step)
+            raise self._skipped.error(self._ctx.config, earlier)
         is_due = self._is_due(
             step, seconds_since_last=now - self._last_save_at, last=last, stop=stop
         )
@@ -120,6 +132,8 @@ class RunCheckpoints:
         sync()
         leaving = last or stop is not None
         saved = self._save(step, metrics, blocking=leaving)
+        if leaving and not saved:
+            saved = self._save_when_there_is_room(step, metrics, stop=stop is not None)
         if leaving and not saved:
             raise not_saved(step, self._checkpointer.last_failure)
         if stop is not None:
@@ -157,7 +171,11 @@ class RunCheckpoints:
         does when the save fails.
         """
         sync()
-        if not self._save_if_missing(step, metrics):
+        self._skipped.observe(step, metrics)
+        saved = self._save_if_missing(step, metrics)
+        if not saved:
+            saved = self._save_when_there_is_room(step, metrics, stop=True)
+        if not saved:
             raise not_saved(step, self._checkpointer.last_failure)
         self._record_stop(step, cause)
 
@@ -189,6 +207,11 @@ class RunCheckpoints:
     def save_s(self) -> float:
         """Seconds of this attempt's last save, or those that one is expected to take."""
         return self._checkpointer.save_s or self._save_time.expected_s
+
+    @property
+    def last_failure(self) -> str:
+        """Message of the last save that failed; empty before the first."""
+        return self._checkpointer.last_failure
 
     @property
     def newest(self) -> Path | None:
@@ -230,11 +253,16 @@ class RunCheckpoints:
     ) -> bool:
         checkpoint = self._ctx.config.trainer.checkpoint
         minutes = checkpoint.save_interval_minutes
+        interval_s: float | None = None
+        if minutes == "auto":
+            interval_s = self._interval.seconds(self.save_s)
+        elif minutes is not None:
+            interval_s = minutes * 60
         reason = save_reason(
             step,
             save_freq=checkpoint.save_freq,
             seconds_since_last=seconds_since_last,
-            save_interval_s=None if minutes is None else minutes * 60,
+            save_interval_s=interval_s,
             postponed=self._postponed,
             last=last,
             stop=stop is not None,
@@ -252,6 +280,7 @@ class RunCheckpoints:
             self._global_state.state_dict() if is_main else {},
             self._best.value_in(metrics),
             blocking=blocking,
+            healthy=self._skipped.in_a_row == 0,
             about={"wandb_id": self._identity.id, **versions()} if is_main else None,
         )
         self._postponed = not saved
@@ -267,6 +296,23 @@ class RunCheckpoints:
         if self._ctx.world.any(int(missing)):
             return self._save(step, metrics, blocking=True)
         return True
+
+    def _save_when_there_is_room(
+        self, step: int, metrics: Mapping[str, float], *, stop: bool
+    ) -> bool:
+        """Try a failed last save again while the disk is full, for a bounded time. Collective."""
+        wait_s = WAIT_S
+        if stop:
+            wait_s = self._ctx.config.trainer.grace_period_s / 2
+        deadline = time.monotonic() + wait_s
+        world = self._ctx.world
+        while True:
+            may_pass = is_full(self._checkpointer.last_failure) and time.monotonic() < deadline
+            if not world.any(int(may_pass and world.is_main)):
+                return False
+            time.sleep(POLL_S)
+            if self._save(step, metrics, blocking=True):
+                return True
 
     def _restore(self) -> int:
         """Load the checkpoint to resume from; its step, or 0."""

@@ -49,6 +49,7 @@ class RunReporter:
         self._batching = BatchingMetrics(ctx, self.message)
         self.last_logged = checkpoints.restored_step
         """The newest step whose metrics were logged."""
+        self._failed_saves = 0.0
         self._report_start()
 
     def message(self, text: str) -> None:
@@ -94,6 +95,18 @@ class RunReporter:
         self.last_logged = step
         if metrics:
             self._tracker.log(step, {"training/global_step": step, **metrics})
+        self._report_failed_saves(metrics.get("ckpt/failed_in_a_row", 0.0))
+
+    def _report_failed_saves(self, in_a_row: float) -> None:
+        """Show each further save that failed: nobody reads the log of a run that goes on."""
+        if in_a_row > self._failed_saves:
+            newest = self._checkpoints.newest
+            kept = "there is no checkpoint yet"
+            if newest is not None:
+                kept = f"a kill now would lose what came after {newest}"
+            reason = self._checkpoints.last_failure
+            self._main_message(f"[ERROR] {reason}. Failed in a row: {in_a_row:.0f}; {kept}.")
+        self._failed_saves = in_a_row
 
     def log_last_save(self, step: int) -> None:
         """Record the time of the last save and the goodput: no later step would log them."""

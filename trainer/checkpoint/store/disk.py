@@ -51,6 +51,11 @@ class Disk:
         if path.exists():
             shutil.rmtree(path, ignore_errors=False)
 
+    def free_bytes(self, path: Path) -> int:
+        """Bytes that this user may still write to the file system of ``path``."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
     def _sync(self, path: Path, flags: int) -> None:
         fd = os.open(path, flags)
         try:

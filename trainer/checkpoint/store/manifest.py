@@ -36,6 +36,8 @@ class Manifest:
     """The value that ``keep_best`` compares."""
     metric_name: str | None = None
     """The name of that metric."""
+    healthy: bool = True
+    """False: the optimizer steps before it were skipped, their gradients not being finite."""
     files: dict[str, list[Any]] = field(default_factory=dict)
     """Relative path -> [bytes, [xxh3-128 in hex of each ``chunk_bytes``, or of what is left]]."""
     about: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class Manifest:
     def encode(self) -> bytes:
         """JSON that carries its own digest."""
         body = asdict(self)
+        if self.healthy:
+            del body["healthy"]  # earlier versions, which don't know it, read this one too
         return json.dumps({**body, "digest": _digest(body)}, indent=1, sort_keys=True).encode()
 
 

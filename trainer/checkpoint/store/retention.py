@@ -1,9 +1,9 @@
-"""Which checkpoints stay: a pure function of the steps and their metrics."""
+"""Which checkpoints stay: a pure function of the steps, their health and their metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 
@@ -15,16 +15,19 @@ def steps_to_keep(
     keep_best: int = 0,
     metrics: Mapping[int, float | None] | None = None,
     best_mode: Literal["max", "min"] = "max",
+    unhealthy: Collection[int] = (),
 ) -> set[int]:
     """The committed ``steps`` that stay: the newest, the milestones and the best.
 
-    Of equally good ones the older stays. The newest always does.
+    Of equally good ones the older stays. The newest of all always does. Those in ``unhealthy``
+    count neither among the ``keep_last`` newest nor as milestones or best ones.
     """
     ordered = sorted(steps)
-    keep = set(ordered[-max(1, keep_last) :])
+    healthy = [step for step in ordered if step not in unhealthy]
+    keep = {*ordered[-1:], *healthy[-max(1, keep_last) :]}
     if keep_every:
-        keep |= {step for step in ordered if step % keep_every == 0}
-    return keep | set(_best_first(ordered, metrics or {}, best_mode)[:keep_best])
+        keep |= {step for step in healthy if step % keep_every == 0}
+    return keep | set(_best_first(healthy, metrics or {}, best_mode)[:keep_best])
 
 
 def _best_first(

@@ -51,9 +51,11 @@ class Checkpoint(Section):
     """``trainer.checkpoint``."""
 
     save_freq: Annotated[int, Field(ge=-1)]
-    """Save each so many steps. -1 or 0: only at the end and when asked to stop."""
-    save_interval_minutes: Positive | None
-    """Save as well when so many minutes have passed since the last one. null: don't."""
+    """Save each so many steps. -1 or 0: not by steps."""
+    save_interval_minutes: Positive | Literal["auto"] | None
+    """Save as well when so many minutes have passed since the last one. auto: 15, less where the
+    job's time limit or earlier failures of the run ask for it. null: not by time.
+    """
     async_save: bool
     """Write in the background; training waits for the copy to host memory only."""
     write_share: Annotated[OpenShare, SYNCHRONOUS_SAVE]
@@ -141,6 +143,10 @@ class Trainer(Section):
     accept_changed_files: Annotated[bool, MAY_CHANGE]
     """Go on with a reward's, an agent's or a template's file that differs from the copy that the
     run was started with, and keep a copy of the new one. false: such a difference is an error.
+    """
+    max_skipped_steps: Annotated[Whole | None, MAY_CHANGE]
+    """Training steps in a row whose gradients are not finite, so that they change nothing, before
+    the run ends. 0 or null: it never does.
     """
     grace_period_s: Annotated[NonNegative, MAY_CHANGE]
     """Seconds between the warning signal and the kill: one update and a save have to fit."""
