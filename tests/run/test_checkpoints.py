@@ -245,7 +245,7 @@ def test_the_last_save_waits_for_room(tmp_path: Path, clock: Clock, stop: str | 
     checkpoints, checkpointer = make_checkpoints(tmp_path, grace_period_s=60)
     checkpointer.has_room = False
     checkpointer.last_failure = "checkpoint of step 6 failed: rank 0: No space left on device"
-    checkpointer.room_at_try = 12
+    checkpointer.room_at_try = 4
     checkpoints.after_step(6, {}, last=stop is None, stop=stop, sync=lambda: None)
     assert checkpointer.steps == [6]
     began = clock.now

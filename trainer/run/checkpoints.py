@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,10 +34,13 @@ from trainer.run.validation import VALIDATION_METRICS
 from trainer.tracking.banner import versions
 from trainer.tracking.goodput import GoodputClock
 
+log = logging.getLogger(__name__)
 STOP_CAUSES = ("", "TIME", *signals.CAUSES)
 """Causes of an early stop. Of two causes on different ranks the later in this order is reported;
 USR2 is what Slurm sends as a warning.
 """
+MAX_PAUSE_S = 30.0
+"""Longest pause between two tries of the last save."""
 CLOSE_TIMEOUT_S = 600.0
 CLOSE_AFTER_ERROR_S = 30.0
 REWARD = "val/reward"
@@ -306,11 +310,15 @@ class RunCheckpoints:
             wait_s = self._ctx.config.trainer.grace_period_s / 2
         deadline = time.monotonic() + wait_s
         world = self._ctx.world
+        pause_s = POLL_S
         while True:
             may_pass = is_full(self._checkpointer.last_failure) and time.monotonic() < deadline
             if not world.any(int(may_pass and world.is_main)):
                 return False
-            time.sleep(POLL_S)
+            left_s = deadline - time.monotonic()
+            log.warning("the save of step %d is tried again for another %.0f s", step, left_s)
+            time.sleep(min(pause_s, max(0.0, left_s)))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
             if self._save(step, metrics, blocking=True):
                 return True
 
