@@ -31,8 +31,8 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     ``dtype``: default the run's own. Of LoRA: the merged weights, and the adapters in
     ``out/adapter``.
 
-    Raises UserError when there is no whole checkpoint, or ``out`` holds something already, and
-    UserError or Failure when a file of the checkpoint can't be read.
+    Raises UserError when there is no whole checkpoint, when a file of it can't be read, and when
+    ``out`` holds something already.
     """
     import torch
 
@@ -47,7 +47,7 @@ def export(source: Path, out: Path, *, dtype: torch.dtype | None = None) -> Path
     try:
         folder, saved = _checkpoint(source)
     except OSError as error:
-        raise unreadable(error) from error
+        raise UserError(str(unreadable(error))) from error
     _require_new_folder(out)
     config = load_frozen(folder.parent.parent)
     actor = config.actor_rollout_ref
