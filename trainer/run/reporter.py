@@ -105,7 +105,7 @@ class RunReporter:
             if newest is not None:
                 kept = f"a kill now would lose what came after {newest}"
             reason = self._checkpoints.last_failure
-            self._main_message(f"[ERROR] {reason}. Failed in a row: {in_a_row:.0f}; {kept}.")
+            self.main_message(f"[ERROR] {reason}. Failed in a row: {in_a_row:.0f}; {kept}.")
         self._failed_saves = in_a_row
 
     def log_last_save(self, step: int) -> None:
