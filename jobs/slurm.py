@@ -13,6 +13,8 @@ from jobs.environment import client_environment
 from trainer.base.errors import UserError
 
 TIMEOUT_S = 30.0
+MOST_TASKS = 4_000_001
+"""Slurm's largest MaxArraySize."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +170,13 @@ def tasks_of(job: str) -> list[str]:
     array, bracket, rest = job.partition("_[")
     if not bracket:
         return [job]
-    spans = re.findall(r"(\d+)(?:-(\d+))?", rest.partition("%")[0])
-    return [f"{array}_{n}" for low, high in spans for n in range(int(low), int(high or low) + 1)]
+    tasks: list[str] = []
+    for low, high in re.findall(r"(\d{1,8})(?:-(\d{1,8}))?", rest.partition("%")[0]):
+        last = min(int(high or low), MOST_TASKS)
+        tasks += [f"{array}_{n}" for n in range(int(low), last + 1)]
+        if len(tasks) > MOST_TASKS:
+            break  # nothing that Slurm wrote
+    return tasks[:MOST_TASKS]
 
 
 def seconds(text: str) -> int | None:

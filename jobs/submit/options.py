@@ -7,11 +7,11 @@ be repeated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from jobs.submit.option_checks import problem_of
 from trainer.base.errors import UserError, nearest
 
 RESUBMIT = ("never", "failed", "always")
@@ -123,19 +123,6 @@ class GridOptions:
     """Further keys -> values to sweep over, as on the command line."""
 
 
-LOWEST = {
-    "timeout_min": 1,
-    "signal_delay_s": 1,
-    "array_parallelism": 1,
-    "max_array_size": 1,
-    "max_preemptions": -1,
-    "max_num_timeout": 0,
-    "max_node_failures": 0,
-    "max_bad_nodes": 0,
-    "max_retries": 0,
-    "cpus_per_task": 1,
-    "cpus_per_gpu": 1,
-}
 Options = TypeVar("Options", bound=LauncherOptions)
 
 
@@ -160,14 +147,9 @@ def _checked(kind: type[Options], name: str, values: Mapping[str, Any]) -> Optio
         raise UserError(
             f"hydra.launcher.resubmit={options.resubmit!r} is none of {', '.join(RESUBMIT)}{hint}"
         )
-    for key, low in LOWEST.items():
-        value = getattr(options, key, None)
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < low
-        ):
-            raise UserError(
-                f"hydra.launcher.{key}={value} must be a whole number of at least {low}."
-            )
+    problem = problem_of({f.name: getattr(options, f.name) for f in fields(kind)})
+    if problem is not None:
+        raise UserError(problem)
     return options
 
 
@@ -176,10 +158,6 @@ def slurm_options(values: Mapping[str, Any]) -> SlurmOptions:
     numbers.
     """
     options = _checked(SlurmOptions, "slurm", values)
-    if options.mem_gb is not None and not (
-        isinstance(options.mem_gb, int | float) and 0 < options.mem_gb < math.inf
-    ):
-        raise UserError(f"hydra.launcher.mem_gb={options.mem_gb} must be a number above 0.")
     if options.signal_delay_s >= options.timeout_min * 60:
         raise UserError(
             f"hydra.launcher.signal_delay_s={options.signal_delay_s} leaves nothing of "

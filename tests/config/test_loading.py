@@ -177,7 +177,10 @@ BAD = [
     ),
     # sampling
     ({f"{R}.n": 1}, "grpo compares responses of one prompt"),
-    ({f"{R}.temperature": 0.0}, f"{R}.temperature=0.0: expected a number (above 0)"),
+    (
+        {f"{R}.temperature": 0.0},
+        "expected a number (at least 0.001, at most 1000.0)",
+    ),
     ({f"{R}.do_sample": False}, "without sampling there is nothing to learn from"),
     ({f"{R}.val_kwargs.n": 4}, "4 equal answers"),
     ({f"{R}.response_length": 9}, "set data.max_response_length only"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.hydra_entry import launch_on_slurm
-from jobs.slurm import Slurm, seconds
+from jobs.slurm import MOST_TASKS, Slurm, seconds, tasks_of
+from jobs.submit import option_checks
 from jobs.submit.launch import jobs_of
+from jobs.submit.options import LocalOptions, SlurmOptions, slurm_options
 from jobs.submit.preflight import folder_problems, save_seconds
 from tests.jobs.conftest import point, put
 from trainer.base.errors import UserError
@@ -264,3 +268,66 @@ def test_a_slurm_that_hangs_is_an_error_after_a_time_limit(fake: Path, tmp_path:
 )
 def test_slurms_times(text: str, value: int | None) -> None:
     assert seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "accepted"),
+    [
+        ("timeout_min", [10**14, 0, 1.5, True], [60, 527040]),
+        ("signal_delay_s", [65536, -1], [120]),
+        ("partition", ["", " ", "a b", "low\n#SBATCH --uid=0", "x" * 5000], ["low,high"]),
+        ("account", ["", "$(id)", "a;b"], ["a-1"]),
+        ("dependency", ["", "garbage", "afterok", "afterok:", "afterok:1,,2", "afterok:x"], []),
+        (
+            "dependency",
+            ["afterok:1\n"],
+            ["afterok:12:13", "singleton", "afterany:1_2?after:3+5", "aftercorr:7_*"],
+        ),
+        ("mem_gb", [0, -1.0, math.inf, math.nan, 1e300], [0.5]),
+        ("mem_per_cpu", ["", "much"], ["4G", "500"]),
+        ("gres", ["", "gpu 8"], ["gpu:h100:8,license/x:1"]),
+        ("constraint", ["", "a b"], ["[a100|h100]&ib"]),
+        ("exclude", ["", "n1 n2"], ["n[1-4,7],m3"]),
+        ("nodelist", ["\n"], ["n1"]),
+        ("mail_type", ["", "SOMETIMES"], ["END,FAIL"]),
+        ("mail_user", ["", "a b"], ["a@b.c"]),
+        ("comment", ["", "a\nb", "\udcff"], ["any text, even long"]),
+        ("name", ["", "a\x1bb"], ["my run"]),
+        ("sweep", ["", "a\nb"], ["a/b"]),
+        ("wckey", [""], ["plimsoll"]),
+        ("ledger", ["", "a\x00b"], ["a b/c.jsonl"]),
+        ("setup", [["a\nb"], [""], "x"], [["module load cuda"]]),
+        ("max_preemptions", [-2, 10**23], [-1]),
+        ("nodes", [0, 10**23], [1]),
+    ],
+)
+def test_every_launcher_option_is_checked(
+    name: str, values: list[Any], accepted: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"hydra.launcher.{name}=") as error:
+            slurm_options({name: value})
+        assert "must be" in str(error.value)
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 500
+    for value in accepted:
+        assert getattr(slurm_options({name: value}), name) == value
+
+
+def test_all_options_that_are_numbers_or_texts_have_a_check() -> None:
+    checked = {*option_checks.RANGES, *option_checks.FORMS, *option_checks.LISTS, "mem_gb"}
+    plain = {"_target_", "resubmit", "additional_parameters"}
+    for kind in (SlurmOptions, LocalOptions):
+        for one in dataclasses.fields(kind):
+            if one.type not in ("bool", bool):
+                assert one.name in checked | plain, one.name
+
+
+@pytest.mark.parametrize(
+    ("row", "count"),
+    [("7_[0-999999999]", MOST_TASKS), ("7_[5-3]", 0), ("7_[" + "9" * 99 + "]", None)],
+)
+def test_absurd_ranges_of_accounting_end(row: str, count: int | None) -> None:
+    tasks = tasks_of(row)
+    assert len(tasks) <= MOST_TASKS
+    assert count is None or len(tasks) == count

@@ -7,11 +7,14 @@ and add no GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd, isqrt
 
 from trainer.config.schema import Config
+
+MOST_TRIED = 100_000
+"""Numbers tried as a divisor: 10 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,7 @@ def _data_parallel(sizes: Sizes) -> list[str]:
     micro = sizes.micro_batch_size
     samples = mini * n
     if samples % dp:
-        valid = _near(mini, lambda m: m * n % dp == 0)
+        valid = _multiples(mini, dp // gcd(n, dp))
         return [
             f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} times rollout.n={n} = {samples} "
             f"sequences don't divide over dp={dp} ranks ({samples / dp:.2f} each); "
@@ -174,19 +177,19 @@ def _data_parallel(sizes: Sizes) -> list[str]:
 
 
 def _divisors(near: int, number: int) -> list[int]:
-    return _near(near, lambda value: number % value == 0, most=number)
+    """The divisors of ``number`` next to ``near``, which is none: one below, one above.
+
+    Exact up to ``MOST_TRIED ** 2``; of larger numbers those with a factor up to ``MOST_TRIED``.
+    """
+    small = [n for n in range(1, min(isqrt(number), MOST_TRIED) + 1) if number % n == 0]
+    divisors = {*small, *(number // n for n in small)}
+    below = [value for value in divisors if value <= near]
+    above = [value for value in divisors if value > near]
+    return [*([max(below)] if below else []), *([min(above)] if above else [])]
 
 
 def _multiples(near: int, unit: int) -> list[int]:
     return sorted({value for value in (near // unit * unit, -(-near // unit) * unit) if value > 0})
-
-
-def _near(near: int, valid: Callable[[int], bool], *, most: int | None = None) -> list[int]:
-    """The nearest valid values at or below and above ``near``."""
-    top = most if most is not None else 4 * near + 1024
-    below = next((value for value in range(min(near, top), 0, -1) if valid(value)), None)
-    above = next((value for value in range(near + 1, top + 1) if valid(value)), None)
-    return [value for value in (below, above) if value is not None]
 
 
 def _join(values: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 from trainer.base.errors import shortened
 from trainer.config.keys.fields import fields
 from trainer.config.keys.tree import format_value, known_keys
+from trainer.config.schema.base import LARGEST, MOST, TEXT_LENGTH
 
 _BASIC = {
     int: "a whole number",
@@ -28,11 +30,12 @@ def wrong_value(key: str, value: Any) -> str:
     expected = describe(field.annotation, field.metadata) if field else "something else"
     if isinstance(value, str) and value.startswith("[") and "a list" in expected:
         expected += " (this is a text; write every item, such as [8,8])"
+    expected += _beyond_all(value)
     default = known_keys().get(key)
     hint = ""
     if default is not None and not default.startswith("${"):
         hint = f"; the default is {key}={default}"
-    return f"{key}={shortened(format_value(value))}: expected {expected}{hint}"
+    return f"{key}={shortened(_one_line(format_value(value)))}: expected {expected}{hint}"
 
 
 def describe(annotation: Any, metadata: Any = ()) -> str:
@@ -50,7 +53,8 @@ def describe(annotation: Any, metadata: Any = ()) -> str:
         return f"a list of {describe(get_args(annotation)[0])}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "a group of keys"
-    return _BASIC.get(annotation, str(annotation)) + _range(_limits(metadata))
+    limits = _limits(metadata)
+    return _BASIC.get(annotation, str(annotation)) + _range(limits)
 
 
 def _limits(metadata: Any) -> list[Any]:
@@ -62,14 +66,37 @@ def _limits(metadata: Any) -> list[Any]:
 
 
 def _range(limits: list[Any]) -> str:
+    """The limits in words, without those that every number has (``MOST``, ``LARGEST``)."""
     words = []
     for limit in limits:
-        if isinstance(limit, Ge):
+        if isinstance(limit, Ge) and limit.ge != -LARGEST:
             words.append(f"at least {limit.ge}")
         elif isinstance(limit, Gt):
             words.append(f"above {limit.gt}")
-        elif isinstance(limit, Le):
+        elif isinstance(limit, Le) and limit.le not in (MOST, LARGEST):
             words.append(f"at most {limit.le}")
         elif isinstance(limit, Lt):
             words.append(f"below {limit.lt}")
     return f" ({', '.join(words)})" if words else ""
+
+
+def _beyond_all(value: Any) -> str:
+    """The limit that every number or text has, for a value beyond it."""
+    if isinstance(value, str) and len(value) > TEXT_LENGTH:
+        return f", at most {TEXT_LENGTH} characters"
+    if isinstance(value, str) and not value.isprintable():
+        return ", in one line and without control characters"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ", finite"
+    if isinstance(value, int) and abs(value) > MOST:
+        return f", at most {MOST}"
+    return f", at most {LARGEST:g}" if abs(value) > LARGEST else ""
+
+
+def _one_line(text: str) -> str:
+    """``text`` as it can be shown: with escapes for what no terminal should get."""
+    if text.isprintable():
+        return text
+    return text.encode("unicode_escape", "backslashreplace").decode()

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from omegaconf import ListConfig
+
 from trainer.base.errors import UserError
 
 MOST_VALUES = 100_000
@@ -21,10 +23,14 @@ end.
 
 
 def twice(budget: Any) -> Any:
-    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``."""
-    if isinstance(budget, int):
+    """Double a token budget: forward-only passes hold no activations. ``auto`` stays ``auto``, and
+    so does what is no budget: the check of the key itself says so.
+    """
+    if isinstance(budget, list | tuple | ListConfig):
+        return [twice(tokens) for tokens in budget]
+    if isinstance(budget, int) and not isinstance(budget, bool):
         return 2 * budget
-    return budget if isinstance(budget, str) else [2 * tokens for tokens in budget]
+    return budget
 
 
 def is_null(value: Any) -> bool:

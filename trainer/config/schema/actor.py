@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.schema.base import (
+    LARGEST,
     Budget,
     Count,
     NonNegative,
@@ -162,13 +163,13 @@ class Actor(Section):
     """Lower clip range: the ratio stays above 1 - this."""
     clip_ratio_high: NonNegative
     """Upper clip range: the ratio stays below 1 + this (DAPO's clip-higher, arXiv 2503.14476)."""
-    clip_ratio_c: Annotated[float, Field(gt=1)]
+    clip_ratio_c: Annotated[float, Field(gt=1, le=LARGEST)]
     """Dual clip: bound on the ratio where the advantage is negative (arXiv 1912.09729)."""
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ]
     """How token losses become one loss; every mean is over the whole mini-batch of all ranks."""
-    entropy_coeff: Annotated[float, RL_ONLY]
+    entropy_coeff: Annotated[float, Field(ge=-LARGEST, le=LARGEST), RL_ONLY]
     """Weight of the entropy bonus."""
     use_kl_loss: Annotated[bool, RL_ONLY]
     """Add the KL to the reference to the loss."""

@@ -9,9 +9,11 @@ from pydantic import Field
 
 from trainer.config.schema.actor import BY_TOKENS, Actor, Model, Ref
 from trainer.config.schema.base import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
     Budget,
     Count,
-    NonNegative,
+    Interval,
     OpenShare,
     Positive,
     Section,
@@ -27,7 +29,7 @@ from trainer.config.schema.markers import (
     NoEffect,
 )
 
-TopK = Annotated[int, Field(ge=-1)]
+Temperature = Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE)]
 
 
 GREEDY_VALIDATION = NoEffect(
@@ -57,11 +59,13 @@ class ValKwargs(Section):
     """Responses of a prompt."""
     do_sample: bool
     """Draw tokens. false: take the likeliest."""
-    temperature: Annotated[NonNegative, GREEDY_VALIDATION.allowing(0.0)]
+    temperature: Annotated[
+        Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE)], GREEDY_VALIDATION.allowing(0.0)
+    ]
     """Divides the logits. 0: take the likeliest token."""
     top_p: Annotated[OpenShare, GREEDY_VALIDATION]
     """Draw from the smallest set of tokens that holds this probability."""
-    top_k: Annotated[TopK, GREEDY_VALIDATION]
+    top_k: Annotated[Interval, GREEDY_VALIDATION]
     """Draw from so many likeliest tokens. -1: all."""
 
 
@@ -98,11 +102,11 @@ class Rollout(Section):
     """
     n: Count
     """Responses of a prompt: the group of GRPO."""
-    temperature: Positive
+    temperature: Temperature
     """Divides the logits, in generation and in every log-prob."""
     top_p: OpenShare
     """Draw from the smallest set of tokens that holds this probability."""
-    top_k: TopK
+    top_k: Interval
     """Draw from so many likeliest tokens. -1: all."""
     do_sample: bool
     """Draw tokens. false: take the likeliest."""
@@ -132,7 +136,7 @@ class Rollout(Section):
     """Score responses and run the reference on them while others are still generated. false: one
     phase after the other.
     """
-    over_sampling: Annotated[float, Field(ge=1), RL_ONLY]
+    over_sampling: Annotated[float, Field(ge=1, le=1000), RL_ONLY]
     """Begin so many times the prompts that a step needs and stop when enough are finished."""
     one_step_off: Annotated[bool, READ_BY_SERVER, RL_ONLY]
     """Generate the next step's responses while this one's are trained on (vllm_server)."""

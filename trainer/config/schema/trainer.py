@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from trainer.config.schema.base import (
     Count,
+    Factor,
+    Interval,
     NonNegative,
     OpenShare,
     Positive,
@@ -50,7 +52,7 @@ KEEPS_NO_BEST = NoEffect(
 class Checkpoint(Section):
     """``trainer.checkpoint``."""
 
-    save_freq: Annotated[int, Field(ge=-1)]
+    save_freq: Interval
     """Save each so many steps. -1 or 0: not by steps."""
     save_interval_minutes: Positive | Literal["auto"] | None
     """Save as well when so many minutes have passed since the last one. auto: 15, less where the
@@ -76,7 +78,7 @@ class Checkpoint(Section):
     """Metric that ``keep_best`` goes by. null: ``val/reward``, where there is a validation."""
     best_mode: Literal["max", "min"] | None
     """Whether more or less of it is better. null: max for a reward or score, min for a loss."""
-    save_margin: Annotated[float, Field(ge=1)]
+    save_margin: Factor
     """Predicted save time times this must fit into ``trainer.grace_period_s``."""
 
 
@@ -130,7 +132,7 @@ class Trainer(Section):
     """Validate before the first step, when there is something to validate on."""
     val_only: Annotated[bool, MAY_CHANGE]
     """Validate (the run's checkpoint where there is one) and stop."""
-    test_freq: Annotated[int, Field(ge=-1), MAY_CHANGE]
+    test_freq: Annotated[Interval, MAY_CHANGE]
     """Validate each so many steps. -1 or 0: only before and after training."""
     resume_mode: Annotated[
         Literal["auto", "disable", "path"], BeforeValidator(_resume_mode), MAY_CHANGE
