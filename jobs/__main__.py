@@ -75,7 +75,7 @@ COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
         ],
     ),
     "sync": (
-        "send offline W&B folders to the server, in attempt order",
+        "send to W&B what its server lacks of the runs' metrics.jsonl",
         True,
         [(("--dry-run",), {"action": "store_true", "help": "print the commands only"})],
     ),

@@ -159,7 +159,7 @@ def compare(options: Namespace) -> int:
 
 
 def sync(options: Namespace) -> int:
-    """``wandb sync`` in attempt order."""
+    """Send to W&B what its server lacks."""
     from jobs.view.sync import sync_runs
 
     entries, _ = _selected(options)

@@ -1,6 +1,4 @@
-"""Offline W&B folders to the server: every attempt has its own, and they must go in attempt
-order.
-"""
+"""Runs to the W&B server, from their own records."""
 
 from __future__ import annotations
 
@@ -10,51 +8,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.metrics_file import METRICS_FILE
 
 TIMEOUT_S = 600
-
-
-def offline_folders(run: Path) -> list[Path]:
-    """The run's ``offline-run-TIME-ID`` folders, oldest first: the time in their name is the
-    attempt's start.
-    """
-    return sorted(
-        (path for path in run.glob("**/offline-run-*") if path.is_dir()), key=lambda path: path.name
-    )
+IDENTITY_FILE = "wandb.json"
+"""A run whose metrics go to W&B has it."""
 
 
 def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
-    """``wandb sync`` every folder, after the first of a run with ``--append``. 1 when one failed.
+    """Send what the server lacks of every run's ``metrics.jsonl``. 1 when one failed.
 
-    A run stops at its first failure: a later attempt must not overtake an earlier one. Raises
-    UserError when there is no offline folder.
+    What is sent follows from the record, not from W&B's folders of the attempts: those hold the
+    steps that were taken again twice, and lack what W&B had not written when an attempt was killed.
+    Raises UserError when no run has anything for W&B.
     """
     failed = 0
-    folders = 0
-    for run in runs:
-        for number, folder in enumerate(offline_folders(run)):
-            folders += 1
-            command = [
-                sys.executable,
-                "-m",
-                "wandb",
-                "sync",
-                *(["--append"] if number else []),
-                str(folder),
-            ]
-            sys.stdout.write(" ".join(command) + "\n")
-            if dry_run:
-                continue
-            try:
-                code = subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode
-            except subprocess.TimeoutExpired:
-                code = 124
-            if code:
-                sys.stderr.write(f"wandb sync failed with exit code {code} on {folder}\n")
-                failed += 1
-                break
-    if not folders:
+    sendable = [run for run in runs if _has_rows(run)]
+    if not sendable:
         raise UserError(
-            "no offline W&B folder in these runs: they were online, or trainer.logger has no wandb."
+            "these runs have nothing for W&B: no step is done, or trainer.logger has no wandb."
         )
+    for run in sendable:
+        command = [sys.executable, "-m", "trainer.tracking.rebuild", str(run), "--online"]
+        sys.stdout.write(" ".join(command) + "\n")
+        sys.stdout.flush()
+        if dry_run:
+            continue
+        try:
+            code = subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        if code:
+            sys.stderr.write(f"sync failed with exit code {code} on {run}\n")
+            failed += 1
     return 1 if failed else 0
+
+
+def _has_rows(run: Path) -> bool:
+    return (run / IDENTITY_FILE).is_file() and (run / METRICS_FILE).is_file()

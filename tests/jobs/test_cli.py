@@ -109,7 +109,7 @@ def test_selection(words: list[str], ledger_file: Path, capsys: pytest.CaptureFi
         (["resubmit"], "needs to know what"),
         (["resubmit", "s/1"], "no batch script"),
         (["compare", "s/0", "--metric", "critic/scores/mean"], "did you mean 'critic/score/mean'"),
-        (["sync", "s/0"], "no offline W&B folder"),
+        (["sync", "s/0"], "these runs have nothing for W&B"),
         (["status", "--state", "runing"], "no state; did you mean 'running'? there are pending, "),
         (["--ledger", "{tmp}", "status"], "can't be read (Is a directory)"),
         (["--ledger", "/nowhere", "status"], "the ledger /nowhere isn't there (looked from "),
@@ -298,17 +298,22 @@ def test_logs_follow_goes_on_to_the_next_attempt(
     assert capsys.readouterr().out.endswith("three\n")
 
 
-def test_sync_in_attempt_order(ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for stamp in ("20260102_000000", "20260101_000000"):
-        (ledger_file.parent / f"run0/wandb/offline-run-{stamp}-abc").mkdir(parents=True)
-    assert main(["sync", "s/0", "--dry-run"]) == 0
+def test_sync_sends_the_records_of_runs_with_wandb(
+    ledger_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", "--dry-run"]) == 2
+    assert "these runs have nothing for W&B" in capsys.readouterr().err
+    for number in (0, 2):
+        run = ledger_file.parent / f"run{number}"
+        (run / "metrics.jsonl").write_text('{"step": 1}\n')
+        (run / "wandb.json").write_text("{}")
+    assert main(["sync", "--dry-run"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert (
-        "20260101" in first
-        and "--append" not in first
-        and "--append" in second
-        and "20260102" in second
-    )
+    assert first.endswith(f"-m trainer.tracking.rebuild {ledger_file.parent}/run0 --online")
+    assert "run2" in second
+    # Neither folder has a config.yaml: both are tried, and named.
+    assert main(["sync"]) == 1
+    assert capsys.readouterr().err.count("sync failed with exit code 2 on ") == 2
 
 
 def test_a_torn_ledger_line_hides_nothing_else(ledger_file: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import wandb
@@ -81,9 +80,7 @@ def test_generations_are_a_table(tmp_path: Path) -> None:
     run = start(tmp_path)
     folder = run.folder
     assert folder is not None
-    run.log_table(
-        2, "val/generations", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "5"}]
-    )
+    run.log_table(2, [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "5"}])
     run.finish(0)
     (row,) = history(folder)
     assert row["training/global_step"] == 2
@@ -107,19 +104,19 @@ def test_no_server_means_offline_soon(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    init, waits = (
-        WandbRun._init,
+    start_client, waits = (
+        WandbRun._start,
         {"online": 2.0, "offline": 200.0},
     )  # the latter answers, in a while
 
-    def timed(self: WandbRun, arguments: dict[str, Any], mode: str) -> bool:
+    def timed(self: WandbRun, mode: str) -> bool:
         monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", waits[mode])
         began = time.monotonic()
-        started = init(self, arguments, mode)
+        started = start_client(self, mode)
         assert started or time.monotonic() - began < 80  # the client's own patience is 90 s
         return started
 
-    monkeypatch.setattr(WandbRun, "_init", timed)
+    monkeypatch.setattr(WandbRun, "_start", timed)
     run = start(tmp_path, "online")
     assert run.mode == "offline" and run.folder is not None
     run.finish(0)

@@ -152,14 +152,15 @@ def read_lines(
     return objects
 
 
-def split_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """The lines of a file without their ends, and whether they have one: the last may lack it, when
-    its writer is at work or was killed.
+def split_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a file from byte ``start`` on, without their ends, and whether they have one:
+    the last may lack it, when its writer is at work or was killed.
 
     Of a line above ``MAX_LINE_BYTES`` one byte more than those. None when the file can't be read.
     """
     try:
         file = open_regular(path)
+        file.seek(start)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         if _exists(path):
             report(path, "can't be read as records")

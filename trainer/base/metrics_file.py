@@ -82,12 +82,13 @@ def decode(line: str | bytes) -> dict[str, Any] | None:
     return {key: value for key, value in values.items() if _is_metric(value)}
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file in order; lines that a crash cut short are passed over.
+def read_metrics(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """The records of a file from byte ``start`` on, in order; lines that a crash cut short are
+    passed over.
 
     There are none when the file is missing or can't be read.
     """
-    for line, _ in split_lines(path):
+    for line, _ in split_lines(path, start):
         record = None if len(line) > MAX_LINE_BYTES else decode(line)
         if record is not None:
             yield record
@@ -170,6 +171,8 @@ class MetricsFile:
             self.replaced = _set_aside(path, steps_done, replaced_file(path, attempt))
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.start = os.fstat(self._fd).st_size
+        """The byte at which the lines of this attempt begin."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line with one system call: a killed process leaves all of it or nothing.

@@ -152,7 +152,7 @@ class RunReporter:
         if self._tracker.wandb_url is not None:
             return self._tracker.wandb_url
         if self._tracker.wandb_folder is not None:
-            return f"{self._tracker.wandb_folder}  (upload: wandb sync FOLDER)"
+            return f"{self._tracker.wandb_folder}  (upload: python -m jobs sync)"
         return None
 
     def _report_start(self) -> None:

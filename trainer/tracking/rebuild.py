@@ -1,7 +1,9 @@
 """Make the W&B run again from ``metrics.jsonl``: ``python -m trainer.tracking.rebuild RUN
 [--online] [--new-id]``.
 
-For runs whose offline folders were lost, or whose attempts W&B could not join.
+``--online`` sends what the server lacks of the run, which is what ``python -m jobs sync`` calls:
+every line of the record is sent once, however often it is called. Otherwise a new offline folder
+with all steps is written.
 """
 
 from __future__ import annotations
@@ -18,17 +20,23 @@ from omegaconf import OmegaConf
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
 from trainer.base.yaml_files import require_readable
-from trainer.tracking.wandb_run import WandbRun, load_or_create_identity, random_run_id
+from trainer.tracking.wandb_rows import RunRecord
+from trainer.tracking.wandb_run import (
+    WandbIdentity,
+    WandbRun,
+    load_or_create_identity,
+    random_run_id,
+)
 
 
 def rebuild(
     run_dir: Path, *, online: bool = False, new_id: bool = False
 ) -> tuple[Path | None, int, str]:
-    """Write one W&B run with all steps, each once, with its newest values.
+    """Send what the server lacks of the run (``online``), or write a folder with all of it.
 
-    Returns its folder (None when W&B failed), the number of steps and the run id. ``new_id``: use
-    another id than the run's; choose that when its page already holds steps, which W&B would keep
-    beside the new ones. Raises :class:`UserError` when the folder has no record or no config.
+    Returns the W&B folder (None when W&B failed), the number of rows and the run id. ``new_id``:
+    use another id than the run's, for a page of its own. Raises :class:`UserError` when the folder
+    has no record or no config.
     """
     record = run_dir / METRICS_FILE
     config_path = run_dir / "config.yaml"
@@ -39,28 +47,35 @@ def rebuild(
                 "metrics.jsonl)."
             )
     config = _settings(config_path)
-    trainer: dict[str, Any] = config.get("trainer") or {}
-    steps = by_step(record)
-    identity = load_or_create_identity(
-        run_dir,
-        project=str(trainer.get("project_name") or "plimsoll"),
-        name=str(trainer.get("experiment_name") or run_dir.name),
-    )
+    identity = _identity(run_dir, config)
     if new_id:
         identity = replace(identity, id=random_run_id())
+    completes = online and not new_id
     wandb_run = WandbRun(
         run_dir,
         config,
         identity=identity,
         mode="online" if online else "offline",
         folder=_fresh_folder(run_dir),
+        record=RunRecord(run_dir) if completes else None,
+        fallback=False,
     )
+    if not completes:
+        for step, metrics in by_step(record).items():
+            values = {key: value for key, value in metrics.items() if key not in ("step", "time")}
+            wandb_run.log(step, values)
     folder = wandb_run.folder
-    for step, metrics in steps.items():
-        values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
-        wandb_run.log(step, values)
     wandb_run.finish(0)
-    return folder, len(steps), identity.id
+    return folder, wandb_run.sent_rows, identity.id
+
+
+def _identity(run_dir: Path, config: dict[str, Any]) -> WandbIdentity:
+    trainer: dict[str, Any] = config.get("trainer") or {}
+    return load_or_create_identity(
+        run_dir,
+        project=str(trainer.get("project_name") or "plimsoll"),
+        name=str(trainer.get("experiment_name") or run_dir.name),
+    )
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -81,22 +96,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.tracking.rebuild", description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument(
-        "--online", action="store_true", help="send it now; otherwise wandb sync does later"
-    )
+    parser.add_argument("--online", action="store_true", help="send to the server what it lacks")
     parser.add_argument(
         "--new-id", action="store_true", help="a run of its own beside the one with the run's id"
     )
     options = parser.parse_args(arguments)
     try:
-        folder, steps, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
+        folder, rows, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
     except UserError as error:
         sys.stderr.write(f"Error: {error}\n")
         return EXIT_USER
     if folder is None:
         return 1
-    sys.stdout.write(f"{steps} steps as W&B run {run_id} in {folder}\n")
-    if not options.online:
+    if options.online:
+        sys.stdout.write(f"{rows} rows sent to W&B run {run_id}\n")
+    else:
+        sys.stdout.write(f"{rows} steps as W&B run {run_id} in {folder}\n")
         sys.stdout.write(f"Send it from a machine with a network: wandb sync {folder}\n")
     return EXIT_OK
 

@@ -18,6 +18,7 @@ from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, workers_hint
+from trainer.tracking.wandb_rows import RunRecord
 from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
 
 LOGGERS = ("console", "wandb")
@@ -73,7 +74,8 @@ class Tracker:
             self._show_hints([workers_hint(num_workers, ranks, available_cores(), watermarks)])
         if "wandb" in loggers:
             identity = load_or_create_identity(run_dir, project, name)
-            self._wandb = WandbRun(run_dir, config, identity=identity, mode=mode)
+            record = RunRecord(run_dir, self._file.start)
+            self._wandb = WandbRun(run_dir, config, identity=identity, mode=mode, record=record)
 
     @classmethod
     def from_config(
@@ -144,7 +146,7 @@ class Tracker:
             for row in rows:
                 file.write(json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n")
         if self._wandb is not None:
-            self._wandb.log_table(step, "val/generations", [dict(row) for row in rows])
+            self._wandb.log_table(step, [dict(row) for row in rows])
 
     def message(self, text: str) -> None:
         """Write ``text`` (a banner, a hint, a path) to the screen on rank 0, and to the rank's log

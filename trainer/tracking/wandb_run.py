@@ -10,10 +10,12 @@ import contextlib
 import netrc
 import os
 import secrets
+import shutil
 import socket
 import string
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,14 @@ from urllib.parse import urlparse
 
 from trainer.base import atomic
 from trainer.base.json_files import Fields, is_text, optional, read_object
+from trainer.tracking.wandb_rows import METRICS, TABLE, Row, RunRecord, SentRows
 
 STEP_AXIS = "training/global_step"
 IDENTITY_FILE = "wandb.json"
 MODES = ("auto", "online", "offline", "disabled")
+TABLE_NAME = "val/generations"
+MAX_RESTARTS = 3
+"""How often in an attempt W&B's service is started again after it was lost."""
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 120.0
 _SECRETS = (
@@ -159,17 +165,14 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-def _forget_failed_start() -> None:
-    """Stop the client's service, which after a failed start refuses the run id to the next."""
-    with contextlib.suppress(Exception):
-        import wandb
-
-        wandb.teardown()
-    os.environ.pop("WANDB_SERVICE", None)  # or the next start looks for the service that is gone
-
-
 class WandbRun:
-    """The W&B run of one attempt. No method raises or waits without a bound."""
+    """The W&B run of one attempt. No method raises or waits without a bound.
+
+    Metrics go through a process of W&B's own, its service. Slurm sends TERM to every process of a
+    job that is to stop, and the service then exits at once without what it holds (it installs a
+    handler of its own, so neither blocking nor ignoring the signal keeps it). When it is gone, a
+    new one is started and given again what the record has.
+    """
 
     def __init__(
         self,
@@ -179,48 +182,97 @@ class WandbRun:
         identity: WandbIdentity,
         mode: str = "auto",
         folder: Path | None = None,
+        record: RunRecord | None = None,
+        fallback: bool = True,
     ) -> None:
-        """``folder``: the parent of the attempt's ``wandb/`` folder (default: the run folder)."""
+        """``folder``: the parent of the attempt's ``wandb/`` folder (default: the run folder).
+        ``fallback``: go offline when the server can't be used.
+
+        ``record``: what the run has recorded, to be given again to a new service, and online what
+        the server lacks of it. Without it a lost service ends the logging.
+        """
         self._run: Any = None
+        self._run_dir = run_dir
+        self._record = record
+        self._sent: SentRows | None = None
+        self._lines: Counter[tuple[int, str]] = Counter()
+        self._restarts = 0
+        self.sent_rows = 0
+        """Rows that were handed to W&B."""
         self.identity = identity
         self.mode = choose_mode(mode, os.environ, is_reachable, default_base_url)
         self.url: str | None = None
         if self.mode == "disabled":
             return
-        arguments: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "dir": str(folder or run_dir),
             **asdict(identity),
             "config": without_secrets(config),
         }
-        if self.mode == "online" and not self._init(arguments, "online"):
-            self.mode = "offline"
-            _forget_failed_start()
-        if self.mode == "offline" and not self._init(arguments, "offline"):
-            _forget_failed_start()
-            self._init(arguments, "offline")
+        if self.mode == "online" and not self._start("online"):
+            self.mode = "offline" if fallback else "disabled"
+            _forget_service()
+        if self.mode == "offline" and not self._start("offline"):
+            _forget_service()
+            self._start("offline")
 
-    def _init(self, arguments: dict[str, Any], mode: str) -> bool:
+    def _start(self, mode: str) -> bool:
         try:
-            import wandb
-
-            settings = wandb.Settings(
-                init_timeout=INIT_TIMEOUT_S,
-                finish_timeout=FINISH_TIMEOUT_S,
-                console="off",  # logs are in the run folder already
-                silent=True,
-                # It looks for a repository in the working directory; the banner records this one.
-                x_disable_meta=True,
-                save_code=False,
-            )
-            arguments |= {"mode": mode, "resume": "allow" if mode == "online" else None}
-            self._run = wandb.init(**arguments, settings=settings)
-            self._run.define_metric(STEP_AXIS)
-            self._run.define_metric("*", step_metric=STEP_AXIS)
-            self.url = self._run.url if mode == "online" else None
+            self._init(mode)
             return True
         except Exception as error:  # whatever W&B raises must not end the training
-            self._stop(f"could not start ({mode})", error)
+            self._give_up(f"could not start ({mode})", error)
             return False
+
+    def _init(self, mode: str) -> None:
+        import wandb
+
+        online = mode == "online"
+        if online and self._record is not None and self._sent is None:
+            self._sent = SentRows(self._run_dir, self.identity.id)
+        settings = wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S,
+            finish_timeout=FINISH_TIMEOUT_S,
+            console="off",  # logs are in the run folder already
+            silent=True,
+            # It looks for a repository in the working directory; the banner records this one.
+            x_disable_meta=True,
+            save_code=False,
+            reinit="create_new",  # the run of a service that is gone counts as active
+        )
+        how: dict[str, Any] = {"mode": mode, "resume": "allow" if online else None}
+        self._run = wandb.init(**self._arguments, **how, settings=settings)
+        self._run.define_metric(STEP_AXIS)
+        self._run.define_metric("*", step_metric=STEP_AXIS)
+        self.url = self._run.url if online else None
+        if self._record is None:
+            return
+        if self._sent is not None:
+            self._sent.begin(int(self._run.starting_step), _step_of(self._run.summary))
+            self._catch_up(self._record.rows())
+        elif self._restarts:
+            self._catch_up(self._record.rows(self._record.start))
+
+    def _catch_up(self, rows: Iterable[Row]) -> None:
+        """Hand the recorded ``rows`` to W&B, without those that the server has."""
+        self._lines.clear()
+        for row in rows:
+            self._send(row)
+
+    def _send(self, row: Row) -> None:
+        """Hand ``row`` to W&B unless the server has it. Raises what W&B raises."""
+        key = (row.step, row.kind)
+        index = self._lines[key]
+        self._lines[key] += 1
+        if self._sent is not None and self._sent.has(row.step, row.kind, index):
+            return
+        if row.kind == TABLE:
+            self._run.log({TABLE_NAME: _table(row.values), STEP_AXIS: row.step})
+        else:
+            self._run.log({**row.values, STEP_AXIS: row.step})
+        self.sent_rows += 1
+        if self._sent is not None:
+            self._sent.add(row.step, row.kind)
 
     @property
     def folder(self) -> Path | None:
@@ -229,47 +281,99 @@ class WandbRun:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log on the axis ``training/global_step``: W&B's inner step must rise and would drop the
-        steps that a resume takes again.
-        """
-        if self._run is None:
-            return
-        try:
-            self._run.log({**metrics, STEP_AXIS: step})
-        except Exception as error:
-            self._stop("stopped taking metrics", error)
+        steps that a resume takes again. Online, a step that the server has is not sent again.
 
-    def log_table(self, step: int, key: str, rows: list[dict[str, Any]]) -> None:
+        ``metrics`` must be in the record already.
+        """
+        self._log(Row(step, METRICS, metrics), "stopped taking metrics")
+
+    def log_table(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Log texts (generations of a validation) as a table; columns are those of the first
         row.
         """
-        if self._run is None or not rows:
+        if rows:
+            self._log(Row(step, TABLE, rows), "stopped taking tables")
+
+    def _log(self, row: Row, problem: str) -> None:
+        if self._run is None:
             return
         try:
-            import wandb
-
-            columns = list(rows[0])
-            cells = [[row.get(column) for column in columns] for row in rows]
-            table = wandb.Table(columns=columns, data=cells)
-            self._run.log({key: table, STEP_AXIS: step})
+            self._send(row)
         except Exception as error:
-            self._stop("stopped taking tables", error)
+            self._restart(problem, error)
+            if row.kind == TABLE and self._lines[row.step, TABLE] == 0:
+                self._log(row, problem)  # a table comes before the line of its step
 
     def finish(self, exit_code: int) -> None:
         """End the attempt; its state is ``finished`` for 0 and ``failed`` otherwise."""
-        if self._run is None:
-            return
-        run = self._run
-        self._run = None
-        try:
-            run.finish(exit_code=exit_code)
-        except Exception as error:
-            self._stop("could not finish", error)
+        while self._run is not None:
+            run = self._run
+            try:
+                run.finish(exit_code=exit_code)
+                self._run = None
+            except Exception as error:
+                self._restart("could not finish", error)
+        self._release()
 
-    def _stop(self, problem: str, error: Exception) -> None:
+    def _restart(self, problem: str, error: Exception) -> None:
+        """Start another service and give it what the record has; give up after some times."""
+        lost = self.folder
+        while self._record is not None and self._restarts < MAX_RESTARTS:
+            self._restarts += 1
+            _stop_status_threads(self._run)
+            _forget_service()
+            try:
+                self._init(self.mode)
+            except Exception as again:
+                error = again
+                if self.mode == "online":  # each try would wait for the server
+                    break
+                continue
+            if self.mode == "offline" and lost is not None and lost != self.folder:
+                shutil.rmtree(lost, ignore_errors=True)  # the new folder holds all of it
+            return
+        self._give_up(problem, error)
+
+    def _give_up(self, problem: str, error: Exception) -> None:
         """Log no more to W&B and say why."""
         self._run = None
+        self._release()
         sys.stderr.write(
             f"[WARNING] W&B {problem}: {type(error).__name__}: {error}. The run goes on; "
-            "metrics.jsonl has everything (python -m trainer.tracking.rebuild RUN makes the W&B "
-            "run from it).\n"
+            "metrics.jsonl has everything (python -m jobs sync RUN sends it to W&B).\n"
         )
+
+    def _release(self) -> None:
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None
+
+
+def _step_of(summary: Any) -> int | None:
+    """The step of the newest row that the server has; None when it has none."""
+    step = summary.get(STEP_AXIS)
+    return int(step) if isinstance(step, int | float) else None
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    import wandb
+
+    columns = list(rows[0])
+    return wandb.Table(columns=columns, data=[[row.get(name) for name in columns] for row in rows])
+
+
+def _stop_status_threads(run: Any) -> None:
+    """Stop the client's threads that ask the service about ``run``: they would each end with a
+    traceback once it is gone.
+    """
+    with contextlib.suppress(Exception):
+        run._run_status_checker.stop()
+
+
+def _forget_service() -> None:
+    """Stop the client's service, which after a failed start refuses the run id to the next."""
+    with contextlib.suppress(Exception):
+        import wandb
+
+        wandb.teardown()
+    os.environ.pop("WANDB_SERVICE", None)  # or the next start looks for the service that is gone
