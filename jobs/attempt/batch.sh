@@ -41,10 +41,19 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
   exit "$code"
 }
 
+changed_image() {                # its digest when its file is not the one of submit; of many GB, so size and time come first
+  [ -n "$IMAGE_FILE" ] && [ "$(stat -Lc '%s %.9Y' "$IMAGE" 2>/dev/null)" != "$IMAGE_FILE" ] || return
+  local now=sha256:
+  now+=$(sha256sum < "$IMAGE" | cut -d' ' -f1)
+  [ "$now" = "$IMAGE_DIGEST" ] || echo "$now"
+}
+
 before=""
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
   before=$(SLURM_TIME_FORMAT=%s timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
-PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before") || exit 1
+image=$(changed_image)
+[ -z "$image" ] || export PLIMSOLL_IMAGE_DIGEST=$image
+PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before" --image "$image") || exit 1
 [ "$PLIMSOLL_ATTEMPT" != stop ] || exit 1
 export PLIMSOLL_ATTEMPT LOGS=$RUN/logs/attempt_$PLIMSOLL_ATTEMPT
 

@@ -27,6 +27,7 @@ from jobs.attempt.causes import (
     decide,
     parse_show_job,
 )
+from jobs.attempt.image import IMAGE_CHANGED, image_problem
 from jobs.records import append_line, attempts, newest_write, note_refused
 from jobs.slurm import seconds
 from trainer.base import atomic, metrics_file
@@ -49,11 +50,13 @@ def begin(
     sacct: str,
     now: float,
     launch: str | None = None,
+    image: str = "",
 ) -> str:
     """Open the next attempt; ``sacct`` is its output for this job, one
     ``State|ExitCode|NodeList|End`` per line.
 
-    ``launch``: the one that this job belongs to. When another one owns the run folder, nothing of
+    ``image``: the image's digest where it is not the file that it was at submit. ``launch``: the
+    one that this job belongs to. When another one owns the run folder, nothing of
     it is touched but the note why this job stops.
     """
     owner = owner_of(run)
@@ -79,8 +82,27 @@ def begin(
         "nodes": nodes,
         "restarts": restarts,
     }
-    atomic.write_json(folder / "begin.json", started | {"start": now, "step": saved_step(run)})
+    started |= {"start": now, "step": saved_step(run)}
+    if image:
+        started["image"] = image
+    atomic.write_json(folder / "begin.json", started)
+    problem = image_problem(plan, image)
+    if problem:
+        refuse(run, started, plan, cause=IMAGE_CHANGED, why=problem, now=now)
+        return "stop"
     return str(last + 1)
+
+
+def refuse(
+    run: Path, started: dict[str, Any], plan: dict[str, Any], *, cause: str, why: str, now: float
+) -> None:
+    """Close an attempt before its ranks start; it would end the same way each time."""
+    close_attempt(
+        run, started, plan, cause=cause, exit_code=None, ended=now, why=why, requeue=False
+    )
+    log = log_folder(run, int(started["attempt"])) / "rank_0.log"
+    log.write_text(f"Error: {why}\n")
+    sys.stderr.write(f"plimsoll: {why}\n")
 
 
 def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str, now: float) -> str:
@@ -262,6 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--evidence", default="", help="what scontrol (end) or sacct (begin) says about the job"
     )
+    parser.add_argument("--image", default="", help="the image's digest, where its file changed")
     parser.add_argument("--bad-node", default="")
     options = parser.parse_args(arguments)
     env = os.environ
@@ -274,6 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
             sacct=options.evidence,
             now=time.time(),
             launch=env.get(LAUNCH),
+            image=options.image,
         )
     else:
         answer = end(

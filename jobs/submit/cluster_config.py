@@ -110,6 +110,10 @@ class Container:
     """Path of the .sif (apptainer) or the image name (pyxis)."""
     digest: str | None = None
     """``sha256:...`` the image must have (apptainer); None accepts and records what is there."""
+    verify: bool = True
+    """Each attempt checks that the image's file is what it was at submit, and is refused when it
+    isn't. False: it runs what is there; begin.json has its digest.
+    """
     python: str | None = None
     """The interpreter inside the image; None: ``python3`` in an image, this interpreter without
     one.
@@ -130,6 +134,10 @@ class Container:
         if self.runtime != "none" and not self.image:
             raise UserError(
                 f"container.runtime={self.runtime} needs an image: set container.image=PATH.sif."
+            )
+        if not self.verify and self.runtime == "none":
+            raise UserError(
+                "container.verify=false: container.runtime=none has no image; leave it out."
             )
         for key, runtimes in READ_BY.items():
             if getattr(self, key) and self.runtime not in runtimes:

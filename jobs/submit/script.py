@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -47,9 +48,10 @@ def script_of(
     sweep: str,
     interpreter: str,
     environment: dict[str, str],
+    image: Mapping[str, Any],
 ) -> Script:
     """The script of all jobs of one shape. ``interpreter``: this Python; ``environment``: further
-    exports, no secrets.
+    exports, no secrets; ``image``: as in ``job.json``, empty without one.
     """
     python = rank_python(shape, interpreter)
     flags = srun_flags(shape, paths)
@@ -66,7 +68,7 @@ def script_of(
     return Script(
         parameters=_parameters(shape, options, sweep)
         | {
-            "setup": _setup(shape, options, python, flags, environment),
+            "setup": _setup(shape, options, python, flags, environment, image),
             "teardown": ["finish $?"],
             # our own srun: its log folder is the attempt's, known only to the script
             "use_srun": False,
@@ -82,6 +84,7 @@ def _setup(
     python: str,
     flags: list[str],
     environment: dict[str, str],
+    image: Mapping[str, Any],
 ) -> list[str]:
     task = 'bash "$FOLDER/task.sh"'
     if flags:
@@ -90,6 +93,9 @@ def _setup(
     lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines += [*shape.cluster.setup, *(options.setup or [])]
+    if "file" in image:
+        names = {"IMAGE": "path", "IMAGE_DIGEST": "digest", "IMAGE_FILE": "file"}
+        lines += [f"{name}={shlex.quote(str(image[key]))}" for name, key in names.items()]
     lines += [
         f'record() {{ {task} "$PYTHON" -m jobs.attempt "$@"; }}   # a short process, in the image '
         "if there is one"

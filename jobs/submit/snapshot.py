@@ -118,3 +118,10 @@ def image_digest(image: Path, cache: Path) -> str:
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         atomic.write_json(cache, known)
     return str(known[key])
+
+
+def file_stamp(path: Path) -> str:
+    """Size, and time of the last change in s, as ``stat -Lc '%s %.9Y'`` prints them."""
+    stat = path.stat()
+    seconds, rest = divmod(stat.st_mtime_ns, 10**9)
+    return f"{stat.st_size} {seconds}.{rest:09d}"

@@ -31,7 +31,7 @@ from jobs.submit.plan import JobBatch, SweepPlan
 from jobs.submit.preflight import cache_file
 from jobs.submit.runtime import BatchPaths
 from jobs.submit.script import Script, script_of
-from jobs.submit.snapshot import code_digest, copy_code, git_state, image_digest
+from jobs.submit.snapshot import code_digest, copy_code, file_stamp, git_state, image_digest
 from trainer.base import run_owner
 from trainer.base.run_owner import new_launch
 
@@ -132,7 +132,7 @@ def _script(
 ) -> Script:
     environment = {"WANDB_RUN_GROUP": submission.sweep}
     image = image_of(batch)
-    if image:
+    if image.get("digest"):
         environment["PLIMSOLL_IMAGE_DIGEST"] = str(image["digest"])
     if git:
         environment["PLIMSOLL_GIT_COMMIT"] = str(git["commit"]) + ("-dirty" if git["dirty"] else "")
@@ -143,17 +143,23 @@ def _script(
         sweep=submission.sweep,
         interpreter=submission.python,
         environment=environment,
+        image=image,
     )
 
 
-def image_of(batch: JobBatch) -> dict[str, str]:
-    """Path and digest of the batch's image; empty without one."""
+def image_of(batch: JobBatch) -> dict[str, Any]:
+    """Path and digest of the batch's image, and whether each attempt checks it; empty without one.
+    ``file`` are size and time of the image's file; missing for one that lies in a registry.
+    """
     container = batch.shape.container
     if container.runtime == "none" or container.image is None:
         return {}
-    if container.runtime == "pyxis":
-        return {"path": container.image, "digest": container.digest or ""}
-    return {"path": container.image, "digest": image_digest(Path(container.image), cache_file())}
+    record = {"path": container.image, "digest": container.digest or "", "verify": container.verify}
+    path = Path(container.image)
+    if container.runtime == "apptainer" or path.is_file():
+        record["digest"] = image_digest(path, cache_file())
+        record["file"] = file_stamp(path)
+    return record
 
 
 def scripts(plan: SweepPlan, submission: Submission) -> list[tuple[JobBatch, str]]:

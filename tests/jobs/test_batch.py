@@ -5,6 +5,7 @@ requeue.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -23,6 +24,13 @@ from tests.jobs.conftest import FAKES, calls, point, put, put_fake, until
 from trainer.base.run_folder import read_json
 
 ROOT = Path(__file__).parents[2]
+
+
+APPTAINER = f"""
+while [ "$1" != env ]; do shift; done
+export PYTHONPATH=$APPTAINERENV_PYTHONPATH:{shlex.quote(str(ROOT))}; exec "$@"
+"""
+"""An image that is this machine."""
 
 
 class Lab:
@@ -302,6 +310,45 @@ def test_what_runs_is_what_was_there_at_submit(lab: Lab) -> None:
         "not used: the test's own tree comes first on PYTHONPATH only after the snapshot",
     )
     assert lab.attempt() == 1  # the snapshot is what runs, broken as it is now
+
+
+@pytest.mark.parametrize("change", ["", "touched", "changed"])
+def test_an_image_that_changes_while_the_job_waits_is_refused(lab: Lab, change: str) -> None:
+    image = lab.fake.parent / "it's.sif"
+    image.write_bytes(b"one")
+    put(lab.fake.parent / "bin", "apptainer", APPTAINER)
+    container = {"runtime": "apptainer", "image": str(image), "python": sys.executable}
+    lab.launch([point(0, container=container)])
+    if change:
+        image.write_bytes({"touched": b"one", "changed": b"two"}[change])
+        os.utime(image, (1, 1))
+    code = lab.attempt()
+    (line,) = attempts(lab.run)
+    if change != "changed":
+        assert (code, line["cause"]) == (0, "done"), (lab.fake / "batch.log").read_text()
+        return
+    assert (code, line["cause"], line["requeue"]) == (1, "image_changed", False)
+    digest = hashlib.sha256(b"two").hexdigest()
+    assert digest in line["why"] and "container.verify=false" in line["why"]
+    assert line["why"] in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    assert calls(lab.fake) == "" and not (lab.run / "metrics.jsonl").exists()
+
+
+def test_a_changed_image_runs_where_that_is_asked_for(lab: Lab) -> None:
+    image = lab.fake.parent / "x.sif"
+    image.write_bytes(b"one")
+    put(lab.fake.parent / "bin", "apptainer", APPTAINER)
+    container = {
+        "runtime": "apptainer",
+        "image": str(image),
+        "python": sys.executable,
+        "verify": False,
+    }
+    lab.launch([point(0, container=container)])
+    image.write_bytes(b"another")
+    assert lab.attempt() == 0, (lab.fake / "batch.log").read_text()
+    digest = f"sha256:{hashlib.sha256(b'another').hexdigest()}"
+    assert read_json(lab.run / "logs/attempt_1/begin.json")["image"] == digest
 
 
 def test_a_second_launch_runs_the_code_of_its_own_time(

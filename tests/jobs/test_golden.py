@@ -24,6 +24,14 @@ PLACE = BatchPaths(
     cache=Path("/runs/a sweep/cache"),
     binds=("/data/it's", "/models"),
 )
+IMAGES = {
+    "gres-apptainer": {
+        "path": "/images/plimsoll v1.sif",
+        "digest": "sha256:d1",
+        "file": "7 1.500000000",
+        "verify": True,
+    }
+}
 OPTIONS = SlurmOptions(timeout_min=90, signal_delay_s=180, array_parallelism=3)
 SHAPES = {
     "cpu": Shape(
@@ -80,6 +88,7 @@ def rendered(name: str) -> dict[str, str]:
         sweep="s1",
         interpreter="/venv/bin/python",
         environment={"WANDB_RUN_GROUP": "s1"},
+        image=IMAGES.get(name, {}),
     )
     executor = make_executor(script, PLACE.folder, "0" * 12)
     return {"batch": executor.text(7), "task": task_script(shape, PLACE)}

@@ -28,6 +28,9 @@ PYTHON=python3
 export PLIMSOLL_ROLLOUT_NODES=1
 export WANDB_RUN_GROUP=s1
 module load apptainer
+IMAGE='/images/plimsoll v1.sif'
+IMAGE_DIGEST=sha256:d1
+IMAGE_FILE='7 1.500000000'
 record() { bash "$FOLDER/task.sh" "$PYTHON" -m jobs.attempt "$@"; }   # a short process, in the image if there is one
 # The life of one attempt, outside the image. FOLDER and PYTHON are set above; Submitit's command (srun) follows below.
 trap : TERM USR2 CONT            # survive the signals meant for the ranks: what comes after them must still run
@@ -72,10 +75,19 @@ finish() {                       # finish EXIT_CODE: note the attempt, then queu
   exit "$code"
 }
 
+changed_image() {                # its digest when its file is not the one of submit; of many GB, so size and time come first
+  [ -n "$IMAGE_FILE" ] && [ "$(stat -Lc '%s %.9Y' "$IMAGE" 2>/dev/null)" != "$IMAGE_FILE" ] || return
+  local now=sha256:
+  now+=$(sha256sum < "$IMAGE" | cut -d' ' -f1)
+  [ "$now" = "$IMAGE_DIGEST" ] || echo "$now"
+}
+
 before=""
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
   before=$(SLURM_TIME_FORMAT=%s timeout 20 sacct -D -X -n -P -j "$JOB" -o State,ExitCode,NodeList,End 2>/dev/null)
-PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before") || exit 1
+image=$(changed_image)
+[ -z "$image" ] || export PLIMSOLL_IMAGE_DIGEST=$image
+PLIMSOLL_ATTEMPT=$(trap '' TERM USR2 CONT; record begin "$RUN" --evidence "$before" --image "$image") || exit 1
 [ "$PLIMSOLL_ATTEMPT" != stop ] || exit 1
 export PLIMSOLL_ATTEMPT LOGS=$RUN/logs/attempt_$PLIMSOLL_ATTEMPT
 
