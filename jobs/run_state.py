@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.attempt import causes
+from jobs.attempt.image import IMAGE_CHANGED
 from jobs.ledger import LOCAL, PLANNED, Entry
 from jobs.slurm import JobInfo
 
@@ -18,6 +19,7 @@ STOPPED_BY = {
     causes.CANCELLED: "CANCELLED",
     causes.ERROR: "FAILED",
     causes.OUT_OF_MEMORY: "FAILED",
+    IMAGE_CHANGED: "FAILED",
     causes.DONE: COMPLETED,
 }
 """State of a run that isn't queued by the cause of its last attempt's end. Any other cause means

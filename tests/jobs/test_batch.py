@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs import ledger
+from jobs.evidence import states_of
 from jobs.hydra_entry import launch_on_slurm
 from jobs.records import attempts
 from tests.jobs.conftest import FAKES, calls, point, put, put_fake, until
@@ -331,6 +333,8 @@ def test_an_image_that_changes_while_the_job_waits_is_refused(lab: Lab, change: 
     digest = hashlib.sha256(b"two").hexdigest()
     assert digest in line["why"] and "container.verify=false" in line["why"]
     assert line["why"] in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    (entry,) = ledger.read(lab.ledger)
+    assert states_of([entry], None)[entry.run].state == "FAILED"
     assert calls(lab.fake) == "" and not (lab.run / "metrics.jsonl").exists()
 
 
