@@ -12,6 +12,7 @@ import pytest
 
 from tests.data.toy import encoder
 from trainer.base.data_files import expand, split_of
+from trainer.base.data_tables import open_table
 from trainer.base.errors import UserError
 from trainer.data import FileDataset, Keys, same_data_warning
 
@@ -305,3 +306,21 @@ def test_training_on_the_validation_set_is_a_warning(tmp_path: Path) -> None:
     ds = open_(write(tmp_path / "d.jsonl", ROWS))
     assert "says nothing about new prompts" in (same_data_warning(ds, ds) or "")
     assert same_data_warning(ds, open_(tmp_path / "d.jsonl", limit=2)) is None
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_half_a_character_names_its_row(tmp_path: Path, suffix: str) -> None:
+    rows = [ROWS[0], {**ROWS[1], "prompt": "a\ud83db"}]
+    path = write(tmp_path / f"half{suffix}", rows)
+    row = {".jsonl": 2, ".json": 1}[suffix]
+    with pytest.raises(UserError, match=rf"half\{suffix}, row {row}: the escape .ud83d is half"):
+        open_(path)[1]
+    whole = write(tmp_path / f"whole{suffix}", [{**ROWS[1], "prompt": "a\U0001f600b"}])
+    assert open_table(whole).read(0)["prompt"] == "a\U0001f600b"
+
+
+def test_a_missing_answer_that_a_table_wrote_as_nan_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "nan.jsonl", [{**ROWS[0], "answer": float("nan")}])
+    for rule in (True, False):
+        with pytest.raises(UserError, match="row 1: field 'answer' is NaN"):
+            open_(path, keys=Keys(maths_rule=rule))[0]

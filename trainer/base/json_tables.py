@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ from trainer.base.errors import UserError, first_line
 
 Row = dict[str, Any]
 """Field -> value."""
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The escape of a surrogate: two of them are one character, a single one is none."""
+
+
+def _require_whole_characters(row: Any, location: str) -> None:
+    """Raises UserError for a text that is no Unicode and that no tokenizer takes."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(error.object[error.start]):04x}"
+        raise UserError(
+            f"{location}: the escape {code} is half of a character (a lone surrogate); write the "
+            "whole one, or remove the row"
+        ) from None
 
 
 class JsonLines:
@@ -36,12 +51,13 @@ class JsonLines:
         start = int(self._starts[i])
         end = self._text.find(b"\n", start)
         line = self._text[start : end if end >= 0 else len(self._text)]
+        location = f"{self.path}, row {self.number(i)}"
         try:
             row = json.loads(line)
-        except ValueError as e:
-            raise UserError(
-                f"{self.path}, row {self.number(i)}: not valid JSON ({first_line(e)})"
-            ) from e
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{location}: not valid JSON ({first_line(e)})") from e
+        if _HALF_CHARACTER.search(line):
+            _require_whole_characters(row, location)
         if not isinstance(row, dict):
             raise UserError(
                 f"{self.path}, row {self.number(i)}: a JSON object per line is wanted, found "
@@ -77,9 +93,10 @@ class Json:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        text = path.read_bytes()
         try:
-            rows = json.loads(path.read_bytes())
-        except ValueError as e:
+            rows = json.loads(text)
+        except (ValueError, RecursionError) as e:
             hint = (
                 "; one object per line belongs in a .jsonl file" if "Extra data" in str(e) else ""
             )
@@ -88,6 +105,9 @@ class Json:
             raise UserError(
                 f"{path}: a JSON array of objects is wanted, found {type(rows).__name__}"
             )
+        if _HALF_CHARACTER.search(text):
+            for position, row in enumerate(rows):
+                _require_whole_characters(row, f"{path}, row {position}")
         self._rows: list[Row] = rows
 
     def __len__(self) -> int:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.time_limit import TimeLimitExceeded, with_time_limit
 from trainer.config.user_files import is_template
 from trainer.data.messages import Message
 
 PROBE = "=plimsoll=42="
 """A content by which the parts of a rendered text are found."""
+MOST_RENDERING_S = 30.0
+"""A template takes less than a millisecond; one that loops for ever would not hear TERM."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
@@ -55,10 +58,24 @@ class ChatTemplate:
 
         Raises whatever the template's own code raises.
         """
-        text: str = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=open_next, tokenize=False, **self._options
-        )
+        text: str = self._apply(messages, add_generation_prompt=open_next, tokenize=False)
         return text
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
+        """The tokenizer's rendering. Raises UserError for a template that doesn't end."""
+        try:
+            return with_time_limit(
+                lambda: self._tokenizer.apply_chat_template(
+                    list(messages), **options, **self._options
+                ),
+                MOST_RENDERING_S,
+            )
+        except TimeLimitExceeded:
+            raise UserError(
+                f"the chat template has not rendered {len(messages)} messages within "
+                f"{MOST_RENDERING_S:.0f} s: it loops without end; set data.chat_template to one "
+                "that ends"
+            ) from None
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a rendered text."""
@@ -75,12 +92,8 @@ class ChatTemplate:
 
     def marked_ids(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Token ids of ``messages``, and whether the template marks each as the assistant's."""
-        rendered = self._tokenizer.apply_chat_template(
-            list(messages),
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **self._options,
+        rendered = self._apply(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         return list(rendered["input_ids"]), [bool(m) for m in rendered["assistant_masks"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,11 @@ def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:
             if keys.answer_required:
                 raise _missing(row, keys.answer, "data.answer_key", location) from None
             return None
+    if isinstance(value, float) and math.isnan(value):
+        raise UserError(
+            f"{location}: field '{key}' is NaN, which is what tables write for a missing answer; "
+            "fill it in or remove the row"
+        )
     empty = value is None or (isinstance(value, str) and not value.strip())
     if empty and keys.answer_required:
         raise UserError(
