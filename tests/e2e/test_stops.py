@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -45,7 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     def run(ranks: int, *more: str) -> Path:
         path = folder / str(len(list(folder.iterdir())))
         finish(path, *arguments(ranks, *more), **environment(folder))
-        assert sorted(metrics(path)) == list(range(1, STEPS + 1))
+        assert set(range(1, STEPS + 1)) <= set(metrics(path))
         return path
 
     return run
@@ -120,7 +121,8 @@ def test_a_stop_while_rewards_hang(
     send = None if alone is None else lambda n: os.kill(rank_pid(run, alone), n)
     screen, _ = stop(process, number, send)
     name = signal.Signals(number).name[3:]
-    assert f"Asked to stop ({name}): saved at step {saved}" in screen
+    assert f"Asked to stop ({name}): saving step {saved}." in screen
+    assert f"Asked to stop ({name}): saved at step {saved}." in screen
     assert (run / "checkpoints" / "latest").read_text().strip() == f"step_{saved}"
     records = ends(run)
     assert [(r["kind"], r["step"], r["stop"]) for r in records.values()] == [
@@ -145,3 +147,44 @@ def test_a_stop_of_one_rank_during_the_start(tmp_path: Path) -> None:
     assert not metrics(run)
     settings = arguments(2, slow, "trainer.total_training_steps=1")
     finish(run, *settings, **environment(tmp_path))
+
+
+EVERYTHING = (
+    "trainer.test_freq=2",
+    "trainer.val_before_train=true",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.ppo_epochs=2",
+    "actor_rollout_ref.rollout.over_sampling=1.5",
+    "algorithm.max_staleness=1",
+)
+"""A run in which most of the phases of a step take place."""
+SEEDS = [pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 17)]
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_stops_at_random_instants(
+    undisturbed: Callable[..., Path], tmp_path: Path, seed: int
+) -> None:
+    """Three stops, each at a random instant of an attempt: its start, a step, a save or its end."""
+    rng = random.Random(seed)
+    ranks = 1 + seed % 2
+    whole = undisturbed(ranks, *EVERYTHING)
+    run = tmp_path / "run"
+    records = (whole / "logs" / "attempt_1").glob("rank_0.*.json")
+    times = sorted(json.loads(path.read_text())["time"] for path in records)
+    duration = times[-1] - times[0]
+    codes = []
+    for attempt in range(1, 4):
+        delay = rng.uniform(0.0, 1.1) * duration
+        process = start(run, *arguments(ranks, *EVERYTHING), **environment(tmp_path))
+        wait_for((run / f"logs/attempt_{attempt}/rank_0.begin.json").exists, process)
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(rng.choice([signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP]))
+        code, screen = wait_for_exit(process)
+        assert code in (0, 85), screen
+        codes.append(code)
+    print(f"seed {seed}: {codes}, an attempt lasts {duration:.0f} s")
+    finish(run, *arguments(ranks, *EVERYTHING), **environment(tmp_path))
+    assert_same(run, whole)

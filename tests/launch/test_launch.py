@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -15,7 +16,8 @@ import pytest
 
 from tests.launch import rank as small_rank
 from tests.tracking.terminal import drain
-from trainer.base.rank_records import read_records
+from trainer.base.rank_records import begin_file, read_records
+from trainer.base.run_folder import log_folder
 from trainer.launch.screen import LogText
 
 PARENT = """
@@ -201,7 +203,7 @@ def test_a_rank_that_goes_on_after_the_end_is_named(tmp_path: Path) -> None:
     assert_gone(pids(tmp_path))
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_every_rank_and_the_run_wants_to_go_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -213,6 +215,17 @@ def test_a_signal_reaches_every_rank_and_the_run_wants_to_go_on(
     assert {(tmp_path / f"saved_{r}").read_text() for r in (0, 1)} == {
         number.name.removeprefix("SIG")
     }
+
+
+def test_a_rank_that_was_asked_to_stop_alone_takes_the_others_along(tmp_path: Path) -> None:
+    """Before the ranks meet it has no other way to tell them."""
+    parent = start(tmp_path, 2, "0=save,1=save")
+    wait_until_started(tmp_path, 2)
+    begin = begin_file(log_folder(tmp_path, 1), 1)
+    os.kill(json.loads(begin.read_text())["pid"], signal.SIGUSR2)
+    assert finish(parent)[0] == 85
+    assert (tmp_path / "saved_0").read_text() == "TERM"
+    assert (tmp_path / "saved_1").read_text() == "USR2"
 
 
 def test_a_signal_before_python_is_ready_is_not_lost(tmp_path: Path) -> None:

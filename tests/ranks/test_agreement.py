@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.ranks.worlds import run_as_threads
+from trainer.base import signals
 from trainer.base.errors import Failure, UserError
 from trainer.base.signals import CAUSES, StopRequested
 from trainer.ranks.agreement import AgreedError, agreed, raise_on_all
@@ -46,6 +47,13 @@ def test_a_stop_hides_a_lost_engine_but_not_wrong_input() -> None:
     stop = StopRequested("TERM")
     assert [type(e) for e in raised_with([EngineLost("gone"), stop])] == [StopRequested] * 2
     assert [type(e) for e in raised_with([UserError("row 7"), stop])] == [AgreedError] * 2
+
+
+def test_an_engine_lost_after_a_request_is_taken_for_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals._request, "cause", "TERM")
+    assert [type(e) for e in raised_with([EngineLost("gone"), None])] == [StopRequested] * 2
 
 
 def test_a_failure_is_raised_as_it_is_and_as_another_elsewhere() -> None:

@@ -199,5 +199,4 @@ def train(monkeypatch: pytest.MonkeyPatch, fake: Any, *, expected: int) -> None:
     monkeypatch.setattr(loop, "training_step", training_step)
     monkeypatch.setattr(loop, "check_data", lambda ctx, report: None)
     monkeypatch.setattr(loop, "finish", lambda *parts: None)
-    monkeypatch.setattr(signals, "exit_within", lambda seconds, code: None)
     assert loop.run(fake, fake, fake) == expected

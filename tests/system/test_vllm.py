@@ -21,6 +21,7 @@ import torch
 from tests.system.vllm_runs import (
     NEEDS_VLLM,
     RESPONSE,
+    assert_stops,
     engine_over,
     ids,
     largest_difference,
@@ -125,6 +126,15 @@ def test_a_stopped_generation_continues_to_the_same_responses(
     rest = list(engine.generate(partial, DRAWN, seed=5))
     assert ids(rest) == whole
     assert largest_difference(loaded, prompts(), rest, temperature=0.7) < 1e-4
+
+
+def test_a_stop_aborts_the_requests_and_they_are_drawn_again_as_they_were(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ids(list(engine.generate(prompts(), DRAWN, seed=6)))
+    assert_stops(engine, prompts(), DRAWN, seed=6, monkeypatch=monkeypatch)
+    assert engine.core.num_unfinished == 0
+    assert ids(list(engine.generate(prompts(), DRAWN, seed=6))) == whole
 
 
 def test_prompts_and_models_that_do_not_fit_vllm_are_refused(

@@ -6,11 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.system.vllm_runs import (
     NEEDS_VLLM,
     RESPONSE,
+    assert_stops,
     engine_over,
     ids,
     largest_difference,
@@ -28,7 +30,9 @@ DRAWN = Sampling(max_response_length=RESPONSE, temperature=0.7, top_k=50)
 GREEDY = Sampling(max_response_length=RESPONSE, temperature=0)
 
 
-def test_a_server_generates_as_the_hf_engine_and_survives_a_kill(tmp_path: Path) -> None:
+def test_a_server_generates_as_the_hf_engine_and_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = tiny()
     # The cache holds 4 of the 16 requests that may run at once: vLLM begins more, and preempts some
     # when they grow.
@@ -54,6 +58,8 @@ def test_a_server_generates_as_the_hf_engine_and_survives_a_kill(tmp_path: Path)
             sync(engine, loaded, version)
         assert engine.stats()["restarts"] == 1
         assert largest_difference(loaded, prompts(), again, temperature=0.7) < 1e-4
+        assert_stops(engine, prompts(), DRAWN, seed=1, monkeypatch=monkeypatch)
+        assert ids(list(engine.generate(prompts(), DRAWN, seed=1))) == ids(whole)
         left = engine.generate(prompts(), DRAWN, seed=1).stop()
         assert sorted(f.number for f in left) == list(range(5))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 from tests.config.helpers import load, minimal_settings
+from trainer.base import signals
+from trainer.base.signals import StopRequested
 from trainer.models import LoadedModel, load_model
 from trainer.parallel.weights import whole_weights
 from trainer.ranks.world import World
-from trainer.rollout import FinishedGroup, Group, RolloutEngine, eos_ids
+from trainer.rollout import FinishedGroup, Group, RolloutEngine, Sampling, eos_ids
 from trainer.rollout.log_prob_check import trainer_log_probs
 from trainer.rollout.vllm.engine.options import CPU_BLOCK_SIZE
 from trainer.rollout.vllm.make import make_vllm_engine
@@ -123,3 +126,29 @@ def perturb(loaded: LoadedModel) -> None:
         for k, parameter in enumerate(loaded.model.parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(k))
             parameter.add_(noise, alpha=0.02)
+
+
+def assert_stops(
+    engine: RolloutEngine,
+    groups: Sequence[Group],
+    sampling: Sampling,
+    *,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stop that is requested while ``engine`` generates is heard at once; all groups that were
+    not handed out come back.
+    """
+    generation = engine.generate(groups, sampling, seed=seed)
+    monkeypatch.setattr(signals._request, "cause", "USR2")
+    began = time.monotonic()
+    finished: list[FinishedGroup] = []
+    with pytest.raises(StopRequested):
+        for group in generation:
+            finished.append(group)
+            assert len(finished) < len(groups)
+    left = generation.stop()
+    assert time.monotonic() - began < 30
+    monkeypatch.setattr(signals._request, "cause", None)
+    numbers = [group.number for group in [*finished, *left]]
+    assert sorted(numbers) == list(range(len(groups)))

@@ -79,7 +79,8 @@ def _code(error: UserError | Failure | StopRequested | None) -> int:
     if isinstance(error, UserError):
         return _USER_ERROR
     if isinstance(error, Failure):
-        return _FAILURE
+        cause = signals.requested()
+        return _FAILURE if cause is None else _STOPS[cause]
     if signals.leaves_at_once():
         raise error
     return _STOPS[error.cause]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.base import signals
-from trainer.base.errors import EXIT_OK, UserError
+from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
 from trainer.base.rank_info import RankInfo
 from trainer.base.signals import StopRequested
 from trainer.config.schema import Config
@@ -13,8 +13,7 @@ from trainer.config.schema.trainer import Trainer
 from trainer.data import endless
 from trainer.experience.weight_sync import ENDS_THE_RUN
 from trainer.models import make_builtin
-from trainer.ranks.world import join
-from trainer.ranks.world import leave as leave_ranks
+from trainer.ranks.world import join, leave
 from trainer.run.build import build
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
@@ -22,8 +21,12 @@ from trainer.run.data_check import check_data
 from trainer.run.finish import finish
 from trainer.run.reporter import RunReporter
 from trainer.run.step import training_step
-from trainer.run.stop import StopTime, announce_stops, leave
+from trainer.run.stop import StopTime, announce_stops
 
+CLOSE_S = 10.0
+"""How long engines, threads and Python may take to end once a stopped run is saved and closed: code
+of users may hang.
+"""
 COLLECTIVE_TIMEOUT_S = 1800.0
 """Bounds every wait for another rank once all have met: a dead rank is an error on the others."""
 
@@ -44,12 +47,14 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
         timeout_s=COLLECTIVE_TIMEOUT_S,
     )
     try:
-        ctx = build(config, run_dir, world)
-        with ctx, RunCheckpoints(ctx) as checkpoints, RunReporter(ctx, checkpoints) as reporter:
-            reporter.exit_code = run(ctx, checkpoints, reporter)
+        with build(config, run_dir, world) as ctx:
+            with RunCheckpoints(ctx) as checkpoints, RunReporter(ctx, checkpoints) as reporter:
+                reporter.exit_code = run(ctx, checkpoints, reporter)
+            if reporter.exit_code == EXIT_REQUEUE:
+                signals.exit_within(CLOSE_S, EXIT_REQUEUE)
             return reporter.exit_code
     finally:
-        leave_ranks()
+        leave()
 
 
 def require_ranks(config: Config, info: RankInfo) -> None:
@@ -77,7 +82,8 @@ def run(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter) -> 
     ctx.loader.start()
     cause = take_steps(ctx, checkpoints, reporter)
     if cause is not None:
-        return leave(ctx, reporter, cause)
+        reporter.report_stop(ctx.stop_step, cause)
+        return EXIT_REQUEUE
     finish(ctx, checkpoints, reporter)
     return EXIT_OK
 

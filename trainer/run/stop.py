@@ -1,4 +1,4 @@
-"""How a run that was asked to stop leaves: what is said at once, and how long it takes at worst."""
+"""What is said of a stop: at once what happens next, and before how long one may take."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.base import signals
-from trainer.base.errors import EXIT_REQUEUE
 from trainer.config.schema.trainer import Trainer
 from trainer.run.context import RunContext
 from trainer.run.reporter import RunReporter
-
-CLOSE_S = 30.0
-"""How long a run may take to close its parts once everything is saved: code of users may hang."""
-
-
-def leave(ctx: RunContext, reporter: RunReporter, cause: str) -> int:
-    """Report what is saved; return the exit code, with which the process ends soon."""
-    reporter.report_stop(ctx.stop_step, cause)
-    signals.exit_within(CLOSE_S, EXIT_REQUEUE)
-    return EXIT_REQUEUE
 
 
 def announce_stops(ctx: RunContext, reporter: RunReporter) -> None:

@@ -115,9 +115,9 @@ class ServerGeneration:
 
     def _next_event(self) -> StreamEvent:
         while True:
+            signals.check()
             with suppress(queue.Empty):
                 return self._events.get(timeout=signals.POLL_S)
-            signals.check()
 
     def _process(self, event: StreamEvent, *, stopping: bool = False) -> None:
         """Record an event. Raises EngineFailed when a stream failed, unless ``stopping``."""
