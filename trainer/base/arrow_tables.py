@@ -15,27 +15,35 @@ import pyarrow.parquet as pq
 
 from trainer.base.errors import UserError, first_line
 from trainer.base.json_tables import Row
+from trainer.base.opened_file import OpenedFile
 
 
 def open_arrow(path: Path) -> ArrowRows:
     """The table of an Arrow or Parquet file, by its suffix. Raises UserError when it is damaged."""
+    source = OpenedFile(path)
+    spooled = path.suffix == ".parquet"
     try:
-        table = _spooled(path) if path.suffix == ".parquet" else _mapped(path)
+        table = _spooled(path) if spooled else _mapped(path)
     except pa.ArrowInvalid as e:
         raise UserError(
             f"{path} is not a valid {path.suffix[1:].capitalize()} file: {first_line(e)}"
         ) from e
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{path} can't be read: {first_line(e)}") from e
-    return ArrowRows(path, table)
+    if spooled:
+        source.require_unchanged()  # the rows are in a file of this run's own from now on
+    return ArrowRows(source, table, mapped=not spooled)
 
 
 class ArrowRows:
     """Rows of an Arrow table."""
 
-    def __init__(self, path: Path, table: Any) -> None:
-        self.path = path
+    def __init__(self, source: OpenedFile, table: Any, *, mapped: bool) -> None:
+        """``mapped``: the table lies in ``source`` itself."""
+        self.path = source.path
+        self.source = source
         self._table = table
+        self._mapped = mapped
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -45,7 +53,9 @@ class ArrowRows:
         return i
 
     def read(self, i: int) -> Row:
-        """Row ``i`` as Python values."""
+        """Row ``i`` as Python values. Raises UserError when the file was rewritten meanwhile."""
+        if self._mapped:
+            self.source.require_unchanged()
         row: Row = self._table.slice(i, 1).to_pylist()[0]
         return row
 
@@ -70,7 +80,7 @@ def _spooled(path: Path) -> Any:
     Parquet can't be read row by row; unpacking it into memory would cost that memory once per rank
     and worker.
     """
-    source = pq.ParquetFile(path, memory_map=True)
+    source = pq.ParquetFile(path)
     handle, name = tempfile.mkstemp(prefix="plimsoll-", suffix=".arrow")
     os.close(handle)
     try:

@@ -1,4 +1,4 @@
-"""From ``data.train_files`` to a list of files, and their fingerprint."""
+"""From ``data.train_files`` to a list of files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import glob
 import os
 import re
 from pathlib import Path
-
-import xxhash
 
 from trainer.base.errors import UserError, nearest
 
@@ -20,9 +18,6 @@ SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Words in a file's name that say which split it holds, as ``datasets`` reads them."""
-_WHOLE = 64 << 20
-"""Bytes up to which a file is read whole for its digest."""
-_PIECE = 1 << 20
 
 
 def expand(patterns: str | list[str], key: str) -> list[Path]:
@@ -122,21 +117,3 @@ def _nearest_file(path: Path) -> str:
     names = sorted(p.name for p in folder.iterdir() if p.suffix in SUFFIXES)
     hint = nearest(path.name, names)
     return hint or (f"; {folder} holds {', '.join(names[:8])}" if names else "")
-
-
-def digest(path: Path) -> str:
-    """Digest of a file's size and content, not its name; of evenly spaced pieces when it is larger
-    than 64 MiB.
-    """
-    size = path.stat().st_size
-    state = xxhash.xxh3_128(str(size).encode())
-    with path.open("rb") as f:
-        if size <= _WHOLE:
-            for block in iter(lambda: f.read(_PIECE), b""):
-                state.update(block)
-        else:
-            pieces = _WHOLE // _PIECE
-            for k in range(pieces):
-                f.seek((size - _PIECE) * k // (pieces - 1))
-                state.update(f.read(_PIECE))
-    return str(state.hexdigest())

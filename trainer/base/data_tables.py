@@ -7,17 +7,21 @@ from typing import Protocol
 
 from trainer.base.errors import UserError
 from trainer.base.json_tables import Json, JsonLines, Row
+from trainer.base.opened_file import OpenedFile
 
 
 class Table(Protocol):
     """Rows of one file. Forked processes share its pages."""
 
     path: Path
+    source: OpenedFile
 
     def __len__(self) -> int: ...
 
     def read(self, i: int) -> Row:
-        """Row ``i``. Raises UserError naming file and row when it can't be read."""
+        """Row ``i``. Raises UserError naming file and row when it can't be read, or naming a file
+        that was rewritten since it was opened.
+        """
         ...
 
     def number(self, i: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import xxhash
 
-from trainer.base.data_files import digest
 from trainer.base.data_tables import Table, open_table
 from trainer.base.errors import UserError
 from trainer.base.forked import ordered_map
@@ -26,6 +25,20 @@ class Fingerprint:
 
     name: str
     """For messages: file names and number of samples."""
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A file of a data set when a run began."""
+
+    key: str
+    """``data.train_files`` or ``data.val_files``."""
+    path: str
+    size: int
+    """Bytes."""
+    mtime_ns: int
+    """When it was last written, nanoseconds since 1970."""
     digest: str
 
 
@@ -64,6 +77,7 @@ class FileDataset:
         num_workers: int = 0,
     ) -> None:
         self._tables: list[Table] = [open_table(p) for p in paths]
+        self._key = key
         self._keys = keys
         self._encoder = encoder
         self._ends = list(accumulate(len(t) for t in self._tables))
@@ -90,7 +104,8 @@ class FileDataset:
         names_of_fields = asdict(keys)
         del names_of_fields["maths_rule"]  # says who judges, not what the samples are
         fields = repr(sorted(names_of_fields.items()))
-        for part in (*map(digest, paths), fields, str(len(self._rows))):
+        digests = [table.source.digest() for table in self._tables]
+        for part in (*digests, fields, str(len(self._rows))):
             content.update(part.encode() + b"\0")
         self.fingerprint = Fingerprint(
             name=f"{names} ({len(self._rows)} samples)", digest=content.hexdigest()
@@ -104,6 +119,19 @@ class FileDataset:
         return self._encoder.encode(
             self._read(table, i), index=index, file=str(table.path), row=table.number(i)
         )
+
+    def files(self) -> list[DataFile]:
+        """The files as they were opened, in order."""
+        return [
+            DataFile(
+                key=self._key,
+                path=str(table.path.absolute()),
+                size=table.source.size,
+                mtime_ns=table.source.mtime_ns,
+                digest=table.source.digest(),
+            )
+            for table in self._tables
+        ]
 
     def _locate(self, position: int) -> tuple[Table, int]:
         """The table of the row at ``position`` of all files, and the row's index in it."""

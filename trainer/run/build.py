@@ -31,6 +31,7 @@ from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
 from trainer.rewards import Scorer
 from trainer.run.context import RunContext
+from trainer.run.data_record import check_data_files
 from trainer.run.reference import make_reference
 from trainer.tracking.perf import make_timers
 from trainer.update.auto_budget import measure_budgets
@@ -48,6 +49,9 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
     model = load_policy(config, world.device)
     train_data, val_data = make_datasets(
         config, model.tokenizer, vocabulary=model.shape.vocab, local_ranks=world.local_size
+    )
+    check_data_files(
+        run_dir, world, (train_data, val_data), accept=config.trainer.accept_changed_files
     )
     val_examples = all_examples(val_data)
     require_judgeable(config, val_examples)

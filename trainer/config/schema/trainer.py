@@ -144,7 +144,8 @@ class Trainer(Section):
     """Checkpoint folder ``step_N`` to continue from."""
     accept_changed_files: Annotated[bool, MAY_CHANGE]
     """Go on with a reward's, an agent's or a template's file that differs from the copy that the
-    run was started with, and keep a copy of the new one. false: such a difference is an error.
+    run was started with, and keep a copy of the new one; also with other validation data. false:
+    such a difference is an error.
     """
     max_skipped_steps: Annotated[Whole | None, MAY_CHANGE]
     """Training steps in a row whose gradients are not finite, so that they change nothing, before
