@@ -52,7 +52,11 @@ def binds_of(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     links in them; none inside another.
     """
     paths: set[Path] = set()
-    for text in sorted({text for config in configs for text in _texts(config)}):
+    texts: set[str] = set()
+    for config in configs:
+        texts |= set(_texts(config))
+        paths |= set(_mirror_folder(config))
+    for text in sorted(texts):
         paths |= set(_places(text))
     return outermost(paths)
 
@@ -108,6 +112,20 @@ def _texts(config: Mapping[str, Any]) -> Iterator[str]:
     for text in _strings(config):
         if "/" in text.strip("/"):
             yield text
+
+
+def _mirror_folder(config: Mapping[str, Any]) -> Iterator[Path]:
+    """Where checkpoints are mirrored, if that is a folder; one that is yet to be made in the one
+    that exists.
+    """
+    text = dotted.get(config, "trainer.default_hdfs_dir")
+    if not isinstance(text, str) or "://" in text.removeprefix("file://"):
+        return
+    path = Path(os.path.abspath(text.removeprefix("file://")))
+    while not path.exists():
+        path = path.parent
+    if not _belongs_to_image(path):
+        yield from (path, path.resolve())
 
 
 def _strings(value: Any) -> Iterable[str]:

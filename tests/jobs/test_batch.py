@@ -355,6 +355,24 @@ def test_a_changed_image_runs_where_that_is_asked_for(lab: Lab) -> None:
     assert read_json(lab.run / "logs/attempt_1/begin.json")["image"] == digest
 
 
+def test_a_config_with_a_mended_reward_is_another_run(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = lab.fake.parent / "score.py"
+    text = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0\n"
+    reward.write_text(text)
+    again = {"custom_reward_function__path": str(reward)}
+    for mended in (text, text, text.replace("return 0", "return 1")):
+        reward.write_text(mended)
+        lab.launch([point(0, **again)])
+    assert capsys.readouterr().out.count("left out 0: launched before") == 1
+    old, new = (read_json(run / "job.json")["files"] for run in lab.sweep.glob("000-*"))
+    key = "custom_reward_function.path"
+    assert old[key].startswith("sha256:") and old[key] != new[key]
+    copies = {path.read_text() for path in lab.sweep.glob("000-*/user/*/score.py")}
+    assert copies == {text, text.replace("return 0", "return 1")}
+
+
 def test_a_second_launch_runs_the_code_of_its_own_time(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,14 @@ def test_binds_hold_what_links_lead_to(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize("form", ["file://{}/mirror/new", "{}/mirror/new"])
+def test_the_folder_of_a_mirror_is_bound_before_it_is_there(tmp_path: Path, form: str) -> None:
+    (tmp_path / "mirror").mkdir()
+    url = form.format(tmp_path)
+    assert binds_of([{"trainer": {"default_hdfs_dir": url}}]) == (f"{tmp_path}/mirror",)
+    assert binds_of([{"trainer": {"default_hdfs_dir": "s3://bucket/x"}}]) == ()
+
+
 def test_no_folder_of_the_image_is_bound_over(tmp_path: Path) -> None:
     (tmp_path / "linked.json").symlink_to("/etc/hostname")
     assert binds_of([{"data": {"train_files": f"{tmp_path}/linked.json"}}]) == (
