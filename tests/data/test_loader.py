@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.data.toy import Toy, encoder
+from trainer.base import signals
 from trainer.base.errors import UserError
+from trainer.base.signals import StopRequested
 from trainer.data import (
     FileDataset,
     Fingerprint,
@@ -253,3 +255,27 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+class NeverReady(Toy):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(200)
+        return super().__getitem__(index)
+
+
+def test_a_stop_does_not_wait_for_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals._request, "cause", "USR2")
+    with Loader(NeverReady(40), batch_size=4, num_workers=1) as loader:
+        with pytest.raises(StopRequested):
+            next(iter(loader))
+        assert loader.position == Position()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_was_not_trained_on_comes_again(workers: int) -> None:
+    with Loader(Toy(40), batch_size=4, seed=1, num_workers=workers) as loader:
+        take(loader, 1)
+        position = loader.position
+        batches = take(loader, 2)
+        loader.go_back(position)
+        assert take(loader, 2) == batches
