@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.tracking.watermarks import watermarks
 from trainer.base.errors import UserError
 from trainer.base.metrics_file import TIMING_PREFIXES, read_metrics
 from trainer.tracking import Tracker
+from trainer.tracking.optional_output import optional_output
 
 
 def make(folder: Path, loggers: tuple[str, ...] = ("console",), **settings: Any) -> Tracker:
@@ -152,3 +155,23 @@ def test_one_logger_may_be_a_string(tmp_path: Path, capsys: pytest.CaptureFixtur
     tracker.log(1, {"a": 1})
     tracker.close(0)
     assert capsys.readouterr().out == "step:1/1 - a:1\n"
+
+
+def test_generations_that_the_disk_does_not_take_cost_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = make(tmp_path)
+    tracker.log_generations(1, [{"answer": "first"}])
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "replace", full)
+        tracker.log_generations(1, [{"answer": "second"}])
+    tracker.close(0)
+    (line,) = (tmp_path / "generations" / "step_1.jsonl").read_text().splitlines()
+    assert "first" in line, "what was there is whole"
+    assert "[WARNING]" in capsys.readouterr().out
+    with pytest.raises(ValueError), optional_output("plots/", print):
+        raise ValueError("a bug stays one")

@@ -12,6 +12,7 @@ from trainer.batching.buckets import assign_buckets
 from trainer.data import Batch
 from trainer.run.context import RunContext
 from trainer.tracking.monitor import DynamicBatchMonitor
+from trainer.tracking.optional_output import optional_output
 from trainer.tracking.visualizer import DynamicBatchVisualizer
 from trainer.update.optimizer_step import OptimizerStep
 
@@ -31,6 +32,7 @@ class BatchingMetrics:
         """``write`` takes the monitor's lines."""
         trainer = ctx.config.trainer
         self._ctx = ctx
+        self._write = write
         self._monitor = DynamicBatchMonitor(ctx.world.rank, write, trainer.monitor_interval)
         self._visualizer: DynamicBatchVisualizer | None = None
         if ctx.world.is_main and trainer.enable_monitor:
@@ -46,13 +48,14 @@ class BatchingMetrics:
         fit = self._ctx.calibrator.fit()
         if self._visualizer is not None:
             for optimizer_step in optimizer_steps:
-                self._visualizer.update(
-                    step,
-                    optimizer_step.plan,
-                    boundaries=boundaries,
-                    calibration=fit,
-                    samples=self._ctx.calibrator.samples(),
-                )
+                with optional_output(f"{PLOT_FOLDER}/", self._write):
+                    self._visualizer.update(
+                        step,
+                        optimizer_step.plan,
+                        boundaries=boundaries,
+                        calibration=fit,
+                        samples=self._ctx.calibrator.samples(),
+                    )
         metrics = {} if fit is None else fit.metrics(self._ctx.cost_model)
         if boundaries:
             metrics |= _speeds(bucket_times, boundaries)
@@ -61,12 +64,13 @@ class BatchingMetrics:
     def finish(self, step: int) -> None:
         """Draw the pictures of the steps since the last ones."""
         if self._visualizer is not None:
-            self._visualizer.draw(
-                step,
-                boundaries=self._ctx.update_pass.buckets,
-                calibration=self._ctx.calibrator.fit(),
-                samples=self._ctx.calibrator.samples(),
-            )
+            with optional_output(f"{PLOT_FOLDER}/", self._write):
+                self._visualizer.draw(
+                    step,
+                    boundaries=self._ctx.update_pass.buckets,
+                    calibration=self._ctx.calibrator.fit(),
+                    samples=self._ctx.calibrator.samples(),
+                )
 
     def _observe(self, optimizer_step: OptimizerStep) -> list[tuple[int, int, float]]:
         """Feed monitor and calibrator. Returns (bucket, tokens, seconds) of each micro-batch."""

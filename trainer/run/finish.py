@@ -9,6 +9,7 @@ from trainer.models.huggingface import write_folder
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
 from trainer.run.reporter import RunReporter
+from trainer.tracking.optional_output import optional_output
 from trainer.tracking.pictures import draw_pictures
 
 WEIGHTS = "huggingface"
@@ -22,7 +23,9 @@ def finish(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter) 
     reporter.log_last_save(ctx.total_steps)
     if ctx.world.is_main:
         reporter.finish_pictures(ctx.total_steps)
-        pictures = draw_pictures(ctx.run_dir)
+        pictures: list[Path] = []
+        with optional_output("plots/", reporter.message):
+            pictures = draw_pictures(ctx.run_dir)
         lines = [
             reporter.summary(),
             *output_lines(ctx, checkpoints, reporter, pictures),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.base import atomic
 from trainer.base.environment import available_cores
 from trainer.base.errors import UserError, nearest
 from trainer.base.metrics_file import METRICS_FILE, MetricsFile, ReplacedSteps, to_plain
@@ -18,6 +18,7 @@ from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, workers_hint
+from trainer.tracking.optional_output import optional_output
 from trainer.tracking.wandb_rows import RunRecord
 from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
 
@@ -138,13 +139,11 @@ class Tracker:
         """Write a validation's texts to ``<run>/generations/step_N.jsonl`` and to W&B."""
         if not self._active or not rows:
             return
-        folder = self.run_dir / "generations"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        path = folder / f"step_{step}.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n")
+        path = self.run_dir / "generations" / f"step_{step}.jsonl"
+        lines = (json.dumps(dict(row), ensure_ascii=False, default=to_plain) + "\n" for row in rows)
+        with optional_output(str(path), self.message):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            atomic.write_text(path, "".join(lines), durable=False)
         if self._wandb is not None:
             self._wandb.log_table(step, [dict(row) for row in rows])
 

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from trainer.base import atomic
+from trainer.base.full_disk import WAIT_S
 from trainer.base.json_files import Fields, is_text, optional, read_object
 from trainer.tracking.wandb_rows import METRICS, TABLE, Row, RunRecord, SentRows
 
@@ -81,7 +82,7 @@ def load_or_create_identity(
 
 def save_identity(run_dir: Path, identity: WandbIdentity) -> None:
     """Write ``<run>/wandb.json``, whole and durable."""
-    atomic.write_json(run_dir / IDENTITY_FILE, asdict(identity))
+    atomic.write_json(run_dir / IDENTITY_FILE, asdict(identity), wait_s=WAIT_S)
 
 
 def load_identity(run_dir: Path) -> WandbIdentity | None:
