@@ -41,6 +41,7 @@ def launch(
     """Plan and start the jobs of a sweep. Wrong input is one message on stderr and exit code 2,
     before any sbatch.
     """
+    command.restore_full_error()
     try:
         plain_settings = {key: _plain(value) for key, value in settings.items()}
         with Progress("composed", len(job_overrides)) as progress:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jobs.environment import CLIENT_OPTIONS, LOCATES_CLUSTER, RUN_VARIABLES, matches
 from jobs.submit.arguments import sbatch_parameters
+from jobs.submit.option_checks import require_no_secret
 from trainer.base.errors import UserError, nearest
 
 READ_BY = {
@@ -173,6 +174,7 @@ def from_mapping(kind: type[T], values: Mapping[str, Any] | None) -> T:
 
 def _checked(key: str, value: Any, hint: Any) -> Any:
     """``value`` as a field with the type ``hint`` holds it. Raises UserError."""
+    require_no_secret(key, value)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):

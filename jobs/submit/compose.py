@@ -18,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from jobs.submit.launch import Point
+from jobs.submit.report import plain
+from trainer.base.masking import mask
 from trainer.config.checks.problems import raise_problems
 from trainer.config.keys import dotted
 from trainer.config.keys.interpolation import NotPlain, copy, resolve
@@ -41,7 +43,7 @@ def compose_points(
     points: list[Point] = []
     wrong: dict[str, str] = {}
     for index, overrides in enumerate(job_overrides, start=first):
-        shown = tuple(filter_overrides(overrides))
+        shown = tuple(mask(plain(one)) for one in filter_overrides(overrides))
         try:
             values = composer.compose(overrides, index)
             points.append(Point(index=index, overrides=shown, config=values))

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.errors import shortened
+from trainer.base.errors import UserError, shortened
+from trainer.base.masking import holds_secret, secret_refused
 
 RANGES = {
     "timeout_min": (1, 366 * 24 * 60),
@@ -70,6 +71,18 @@ LISTS = ("setup", "srun_args")
 """Lists of texts, one line each."""
 
 
+def require_no_secret(key: str, value: Any) -> None:
+    """Raise UserError when a text of ``value``, which goes into a script or to Slurm, is a secret
+    in clear text.
+    """
+    texts = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, Mapping):
+        texts = [f"{name}={item}" for name, item in value.items()]
+    for text in texts:
+        if isinstance(text, str) and holds_secret(text):
+            raise UserError(secret_refused(key, text))
+
+
 def problem_of(values: Mapping[str, Any]) -> str | None:
     """A message for the first value that is outside of its range or has another form; None when
     all are fine. ``values``: of the settings by name, None for one that isn't set.
@@ -77,6 +90,7 @@ def problem_of(values: Mapping[str, Any]) -> str | None:
     for name, value in values.items():
         if value is None:
             continue
+        require_no_secret(f"hydra.launcher.{name}", value)
         expected = _expected(name, value)
         if expected is not None:
             return f"hydra.launcher.{name}={_shown(value)} must be {expected}."

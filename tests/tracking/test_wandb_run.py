@@ -19,7 +19,6 @@ from trainer.tracking.wandb_run import (
     choose_mode,
     load_identity,
     load_or_create_identity,
-    without_secrets,
 )
 
 
@@ -175,19 +174,6 @@ def test_when_it_goes_online() -> None:
     assert choose_mode("auto", key, no_network, url) == "offline"
     assert choose_mode("auto", key | {"WANDB_MODE": "disabled"}, network, url) == "disabled"
     assert choose_mode("online", {}, no_network, url) == "online"
-
-
-def test_secrets_stay_here_and_tokens_are_no_secrets() -> None:
-    config = {
-        "a": {"hf_token": "x", "wandb_api_key": "y"},
-        "ppo_max_token_len_per_gpu": 1024,
-        "password": "",
-    }
-    assert without_secrets(config) == {
-        "a": {"hf_token": "***", "wandb_api_key": "***"},
-        "ppo_max_token_len_per_gpu": 1024,
-        "password": "",
-    }
 
 
 def test_disabled_is_off(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.base.errors import EXIT_USER, UserError, as_user_error, first_line
+from trainer.base.masking import mask
 
 EXIT_BUG = 1
 """Something went wrong that no check foresaw; the message names the file with the traceback."""
@@ -23,6 +24,8 @@ EXIT_PIPE = 128 + signal.SIGPIPE
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Environment variable: with 1 every error is shown with its traceback."""
+
+_typed_full_error: list[str | None] = []
 
 _PATH_ERRORS = {
     errno.ENOENT: "give a file or folder that exists",
@@ -42,9 +45,11 @@ def run_command(command: Callable[[], int]) -> int:
     """Call ``command`` and return its exit code; an error becomes one message on stderr.
 
     2 for wrong input, 130 after Ctrl-C, 141 when the reader of the output has gone, and 1 for an
-    error that no check foresaw: its traceback goes into a file.
+    error that no check foresaw: its traceback goes into a file. What the command and Hydra write is
+    closed to other users.
     """
     _open_missing_streams()
+    umask = os.umask(0o077)
     try:
         code = command()
         sys.stdout.flush()
@@ -55,6 +60,23 @@ def run_command(command: Callable[[], int]) -> int:
         return _without_reader()
     except Exception as error:
         return report(error)
+    finally:
+        os.umask(umask)
+
+
+def let_hydra_raise() -> None:
+    """Make Hydra raise its errors instead of printing them, until :func:`restore_full_error`."""
+    _typed_full_error.append(os.environ.get(FULL_ERROR))
+    os.environ[FULL_ERROR] = "1"
+
+
+def restore_full_error() -> None:
+    """Give the variable that Hydra reads the value that the user gave it."""
+    while _typed_full_error:
+        typed = _typed_full_error.pop()
+        os.environ.pop(FULL_ERROR, None)
+        if typed is not None:
+            os.environ[FULL_ERROR] = typed
 
 
 def report(error: Exception) -> int:
@@ -90,14 +112,14 @@ def _say(text: str, code: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(mask(text) + "\n")
         sys.stderr.flush()
     return code
 
 
 def _keep_traceback(error: Exception) -> str:
     """Write the traceback into a private file; a sentence that names it."""
-    text = "".join(traceback.format_exception(error))
+    text = mask("".join(traceback.format_exception(error)))
     try:
         handle, path = tempfile.mkstemp(prefix="plimsoll-error-", suffix=".txt")
         with os.fdopen(handle, "w", errors="backslashreplace") as file:

@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer.base import atomic
 from trainer.base.full_disk import ASKED_TO_STOP_S, WAIT_S
 from trainer.base.json_files import Fields, is_count, is_number, is_text, optional, read_object
+from trainer.base.masking import mask
 from trainer.base.rank_info import ATTEMPT, SLURM_SWITCH
 from trainer.base.run_folder import log_folder
 
@@ -147,8 +148,8 @@ def write_end(
         time=time.time(),
         step=step,
         stop=stop,
-        message=message,
-        text=text[-MAX_TEXT:],
+        message=mask(message),
+        text=mask(text[-MAX_TEXT:]),
     )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

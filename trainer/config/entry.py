@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 import hydra
 from omegaconf import DictConfig
 
-from trainer.base.command import FULL_ERROR
+from trainer.base.command import let_hydra_raise, restore_full_error
 from trainer.base.errors import UserError, as_user_error
+from trainer.base.masking import holds_secret, secret_refused
 from trainer.config.checks.problems import SettingsError, raise_problems
 from trainer.config.cli import message_of, print_error
 from trainer.config.keys.conf_tree import conf_dir
@@ -27,6 +27,7 @@ def compose_and_call(
     input, the user's or as Hydra sees it, becomes one message and exit code 2.
     """
     try:
+        _require_no_secret_for_scripts(argv)
         line = check_overrides(argv, starts_run=starts_run)
         if line.multirun:
             raise_problems(line.problems)
@@ -39,6 +40,14 @@ def compose_and_call(
         if user_error is None:
             raise
         return print_error(user_error.with_traceback(error.__traceback__))
+
+
+def _require_no_secret_for_scripts(argv: Sequence[str]) -> None:
+    """Raise UserError for a secret in what goes into scripts, before Hydra writes it down too."""
+    for word in argv:
+        key, _, value = word.lstrip("+").partition("=")
+        if key.startswith(("hydra.", "cluster.", "container.")) and holds_secret(value):
+            raise UserError(secret_refused(key, value))
 
 
 class _Call:
@@ -54,26 +63,25 @@ class _Call:
         self.complete = complete
         self.code = 0
         self.error: Exception | None = None
-        self.full_error = os.environ.get(FULL_ERROR)
 
     def compose(self) -> int:
         """Compose ``sys.argv`` and call the task; its exit code. Raises UserError, and what the
         task raises.
         """
-        os.environ[FULL_ERROR] = "1"  # Hydra shall raise its errors instead of printing them
+        let_hydra_raise()
         decorate = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
         try:
             decorate(self._run)()
         except Exception as error:
             raise SettingsError([*self.line.problems, message_of(error)]) from error
         finally:
-            self._restore_environment()
+            restore_full_error()
         if self.error is not None:
             raise self.error
         return self.code
 
     def _run(self, settings: DictConfig) -> None:
-        self._restore_environment()
+        restore_full_error()
         try:
             problems = self.line.problems
             if problems:
@@ -81,11 +89,6 @@ class _Call:
             self.code = max(self.code, self.task(settings))
         except Exception as error:
             self.error = error
-
-    def _restore_environment(self) -> None:
-        os.environ.pop(FULL_ERROR, None)
-        if self.full_error is not None:
-            os.environ[FULL_ERROR] = self.full_error
 
 
 def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:

@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 from trainer.base import atomic
 from trainer.base.full_disk import WAIT_S
 from trainer.base.json_files import Fields, is_text, optional, read_object
+from trainer.base.masking import mask_values
 from trainer.tracking.wandb_rows import METRICS, TABLE, Row, RunRecord, SentRows
 
 STEP_AXIS = "training/global_step"
@@ -34,16 +35,6 @@ MAX_RESTARTS = 3
 """How often in an attempt W&B's service is started again after it was lost."""
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 120.0
-_SECRETS = (
-    "api_key",
-    "password",
-    "secret",
-    "secret_key",
-    "access_key",
-    "hf_token",
-    "auth_token",
-    "access_token",
-)
 
 
 @dataclass(frozen=True)
@@ -153,19 +144,6 @@ def is_reachable(base_url: str, timeout_s: float = 3.0) -> bool:
         return False
 
 
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the values of keys that name a secret replaced by ``***``."""
-    public: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            public[key] = without_secrets(value)
-        elif value and str(key).lower().endswith(_SECRETS):
-            public[key] = "***"
-        else:
-            public[key] = value
-    return public
-
-
 class WandbRun:
     """The W&B run of one attempt. No method raises or waits without a bound.
 
@@ -208,7 +186,7 @@ class WandbRun:
         self._arguments: dict[str, Any] = {
             "dir": str(folder or run_dir),
             **asdict(identity),
-            "config": without_secrets(config),
+            "config": mask_values(config),
         }
         if self.mode == "online" and not self._start("online"):
             self.mode = "offline" if fallback else "disabled"
