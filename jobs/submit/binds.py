@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.keys import dotted
-from trainer.config.keys.fields import marked
-from trainer.config.schema.markers import LocalPath, UserFile
 
 CACHES = ("PLIMSOLL_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
 """Variables that name caches. An image has no home, so those not set point into the sweep's folder
@@ -98,6 +96,10 @@ def bind_problems(config: Mapping[str, Any]) -> list[str]:
 
 def _path_keys(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key and text of all settings that name paths."""
+    # pydantic, which a command that only looks at runs does without
+    from trainer.config.keys.fields import marked
+    from trainer.config.schema.markers import LocalPath, UserFile
+
     for kind in (LocalPath, UserFile):
         for key, _ in marked(kind):
             value = dotted.get(config, key)
