@@ -42,9 +42,10 @@ def require_no_other_run(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir())
     program = program_of(names)
     if program is not None:
+        signs = [name for name in names if program_of([name]) is not None]
         raise UserError(
             f"trainer.default_local_dir={folder} holds checkpoints of {program} "
-            f"({', '.join(names[:4])}), which can't be continued: a run there would begin at step "
+            f"({', '.join(signs[:4])}), which can't be continued: a run there would begin at step "
             "0. Set trainer.default_local_dir to a new folder, and actor_rollout_ref.model.path to "
             "their weights as a Hugging Face folder"
         )

@@ -57,14 +57,18 @@ class SkippedSteps:
         actor = config.actor_rollout_ref.actor
         saved = "No checkpoint was saved before"
         if earlier:
-            newest = ", ".join(str(folder) for folder in earlier[:2])
+            first = f"step_{(self.first or 1) - 1}"
+            # The update before may have spoilt the weights, finite as its gradient was.
+            unsuspected = [folder for folder in earlier if folder.name != first]
+            good = [*unsuspected, *earlier][0]
             saved = (
-                f"Saved before: {newest}. Begin a new run from the last good one: "
-                f"trainer.resume_mode=path trainer.resume_from_path={earlier[0]} "
-                "trainer.default_local_dir=OTHER_FOLDER, with the change"
+                f"Saved before: {', '.join(folder.name for folder in earlier[:3])} ({first}, if "
+                "saved, has the weights with which it began). Begin a new run, with the change, "
+                f"from a good one: trainer.resume_mode=path trainer.resume_from_path={good} "
+                "trainer.default_local_dir=OTHER_FOLDER"
             )
         return UserError(
-            f"not finite in every training step since step {self.first}: "
+            f"Not finite in every training step since step {self.first}: "
             f"{', '.join(self._causes)}. These {self.in_a_row} steps changed nothing "
             f"(trainer.max_skipped_steps={self._limit}). Lower actor_rollout_ref.actor.optim.lr "
             f"({actor.optim.lr:g}) or actor_rollout_ref.actor.grad_clip ({actor.grad_clip:g}), or "
