@@ -43,9 +43,9 @@ CASES = {
     "over the budget": (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32"], "=72 or more"),
     "do not divide": (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "nearest valid"),
     "unknown key": (["actor_rollout_ref.actor.ppo_max_tokn_len_per_gpu=512"], "did you mean"),
-    "both batch sizes": (
-        ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
-        "exclude each other",
+    "deprecated batch size": (
+        ["actor_rollout_ref.actor.ppo_micro_batch_size=4"],
+        "ppo_micro_batch_size_per_gpu",
     ),
     "no weights": (["actor_rollout_ref.model.path=@/model"], "has no weights"),
     "reward raises": (
