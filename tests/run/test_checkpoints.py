@@ -466,6 +466,11 @@ def test_saved_state_is_restored(
     resumed, _ = make_checkpoints(tmp_path, checkpoint__save_freq=1)
     assert (resumed.restored_step, resumed._ctx.samples_seen, resumed._best.value) == (1, 4, 0.5)
     assert resumed.notes == [f"Going on from {restored.folder} (step 1)"]
+    record = tmp_path / "metrics.jsonl"
+    record.write_text('{"step": 9, "ckpt/last_committed_step": 8.0}\n')
+    resumed, _ = make_checkpoints(tmp_path, checkpoint__save_freq=1)
+    assert "step 8 was committed" in resumed.notes[1]
+    record.unlink()
     del global_state["best"]
     restored.rank_state = None
     restored.rank_states = [rank_state, rank_state]

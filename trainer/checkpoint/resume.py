@@ -44,6 +44,7 @@ more).
 POLL_S = 0.2
 MISNAMED = "%s holds step %d, as its manifest says, and is not used: rename it to step_%d"
 COMMITTED_METRIC = "ckpt/last_committed_step"
+"""The newest committed step, as ``metrics.jsonl`` names it."""
 
 
 def find_checkpoint(

@@ -12,9 +12,10 @@ from pathlib import Path
 from trainer.base import rank_records, signals
 from trainer.base.errors import DISK_FULL, EXIT_REQUEUE, Failure, UserError
 from trainer.base.full_disk import POLL_S, WAIT_S
+from trainer.base.metrics_file import METRICS_FILE, last_value
 from trainer.base.signals import StopRequested
 from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.resume import is_same_folder
+from trainer.checkpoint.resume import COMMITTED_METRIC, is_same_folder
 from trainer.checkpoint.schedule import save_reason
 from trainer.checkpoint.settings import CheckpointSettings
 from trainer.checkpoint.store.catalog import healthy_before
@@ -328,6 +329,12 @@ class RunCheckpoints:
         if restored is None:
             return 0
         self.notes.append(f"Going on from {restored.folder} (step {restored.step})")
+        committed = last_value(self._ctx.run_dir / METRICS_FILE, COMMITTED_METRIC)
+        if committed is not None and committed > restored.step:
+            self.notes.append(
+                f"[WARNING] {METRICS_FILE} says that step {committed:.0f} was committed: the "
+                "checkpoints after this one are damaged, set aside or gone"
+            )
         self._identity.same_run = is_same_folder(restored.folder.parent, self._checkpointer.root)
         missing = self._global_state.load_state_dict(restored.global_state)
         if restored.rank_state is None:
