@@ -187,7 +187,13 @@ def test_failures_and_the_time_limit_shorten_the_interval(
     """Saves of 10 s, and of two attempts of half an hour one lost its node: an hour between
     failures, sqrt(2 * 10 * 3600) = 268 s.
     """
-    lines = [{"cause": cause, "start": 0, "end": 1800} for cause in ("node_failure", "preempted")]
+    lines: list[dict[str, Any]] = [
+        {"cause": "node_failure", "start": 0, "end": 1800},
+        {"cause": "preempted", "start": 0, "end": 1800},
+        {"cause": "error", "start": 0, "end": 5},
+        {"cause": "bad_node", "start": 0, "end": 5},
+        {"cause": "done", "start": "?"},
+    ]
     (tmp_path / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     checkpoints, checkpointer = make_checkpoints(tmp_path)
     checkpointer.save_s = 10.0

@@ -18,8 +18,12 @@ DEFAULT_S = 900.0
 LEAST_S = 60.0
 SAVES_PER_JOB = 4
 """A job saves so many times at least before its time limit."""
-SAVED = frozenset(("done", "preempted", "timeout", "requeued", "signalled", "cancelled"))
-"""Causes in ``attempts.jsonl`` after which the run had saved; after all others it lost steps."""
+NO_FAILURES = frozenset(
+    ("done", "preempted", "timeout", "requeued", "signalled", "cancelled", "error")
+)
+"""Causes in ``attempts.jsonl`` after which the run had saved, or that the user has to mend; after
+all others it lost steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def mean_time_between_failures(attempts: Sequence[Mapping[str, Any]]) -> float |
         if not isinstance(start, int | float) or not isinstance(end, int | float):
             continue
         running_s += max(0.0, end - start)
-        if attempt.get("cause") not in SAVED:
+        # An attempt that failed as it began lost no steps.
+        if attempt.get("cause") not in NO_FAILURES and end - start >= LEAST_S:
             failures += 1
     if failures == 0 or running_s == 0.0:
         return None
