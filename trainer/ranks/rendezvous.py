@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ from trainer.base.connections import is_port
 from trainer.base.errors import PeerLost, UserError
 from trainer.base.json_files import is_text, read_object
 from trainer.base.rank_info import RankInfo, attempt_name
+from trainer.ranks.listening import listening_store
 
 FIRST_PORT = 10_000
 LAST_PORT = 32_000
@@ -84,21 +86,21 @@ def _address_file(run_dir: Path) -> Path:
 
 
 def _open(info: RankInfo, host: str, port: int, timeout_s: float) -> TCPStore:
-    return TCPStore(
-        host,
-        port,
-        info.world_size,
-        info.rank == 0,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+    """Open the store, on rank 0 as the one who serves it. Raises OSError for a port in use."""
+    timeout = timedelta(seconds=timeout_s)
+    if info.rank == 0:
+        one_node = info.local_world_size == info.world_size
+        return listening_store(
+            host, port, ranks=info.world_size, one_node=one_node, timeout=timeout
+        )
+    return TCPStore(host, port, info.world_size, False, timeout=timeout, wait_for_workers=False)
 
 
 def _open_given_port(info: RankInfo, port: int, timeout_s: float) -> TCPStore:
     try:
         return _open(info, info.master_addr, port, timeout_s)
-    except RuntimeError as error:
-        if "EADDRINUSE" not in str(error):
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
             raise
         raise UserError(
             f"MASTER_PORT={port} is in use on rank 0's machine, by another run or another program: "
@@ -114,7 +116,7 @@ def _open_and_publish(info: RankInfo, address_file: Path, timeout_s: float) -> T
         port = free_port(start)
         try:
             store = _open(info, info.master_addr, port, timeout_s)
-        except RuntimeError:
+        except OSError:
             start = port + 1
             continue
         atomic.write_json(address_file, {"addr": info.master_addr, "port": port})

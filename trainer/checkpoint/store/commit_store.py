@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from trainer.ranks.listening import listening_store
 from trainer.ranks.world import World
 
 POLL_S = 0.01
@@ -106,7 +107,8 @@ def _tcp_store(world: World) -> Store:
     store: Store | None = None
     if world.is_main:
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        one_node = world.local_size == world.size
+        store = listening_store(host, 0, ranks=world.size, one_node=one_node, timeout=timeout)
         address = (host, store.port)
     host, port = world.broadcast(address)
     if store is None:
