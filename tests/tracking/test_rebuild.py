@@ -18,6 +18,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.teardown()
     (tmp_path / "config.yaml").write_text(
+        "actor_rollout_ref: {rollout: {n: 2}}\n"
         "trainer:\n  project_name: plim\n  experiment_name: best\n  seed: 3\n"
     )
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)

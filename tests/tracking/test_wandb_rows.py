@@ -40,7 +40,9 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServ
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text("trainer:\n  project_name: plim\n")
+    (folder / "config.yaml").write_text(
+        "trainer:\n  project_name: plim\nactor_rollout_ref:\n  rollout:\n    n: 2\n"
+    )
     return folder
 
 

@@ -77,8 +77,9 @@ def freeze(config: Config, run_dir: Path) -> Path:
     return path
 
 
-def load_frozen(run_dir: Path) -> Config:
+def load_frozen(run_dir: Path, *, complete: bool = True) -> Config:
     """The checked settings of a run folder. Keys that are newer than the file get their defaults.
+    ``complete=False``, to look at a run, lets data and model be missing.
 
     Raises UserError when the file can't be read or holds wrong settings.
     """
@@ -91,7 +92,7 @@ def load_frozen(run_dir: Path) -> Config:
     if not isinstance(raw, DictConfig):
         raise UserError(f"{path} holds no settings; give the folder of a run")
     try:
-        return load(raw)
+        return load(raw, complete=complete)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

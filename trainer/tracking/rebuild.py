@@ -15,11 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
-from trainer.base.yaml_files import require_readable
+from trainer.config import load_frozen
 from trainer.tracking.wandb_rows import RunRecord
 from trainer.tracking.wandb_run import (
     WandbIdentity,
@@ -46,7 +44,7 @@ def rebuild(
                 f"{path} doesn't exist: give the folder of a run (it holds config.yaml and "
                 "metrics.jsonl)."
             )
-    config = _settings(config_path)
+    config = load_frozen(run_dir, complete=False).model_dump()
     identity = _identity(run_dir, config)
     if new_id:
         identity = replace(identity, id=random_run_id())
@@ -76,14 +74,6 @@ def _identity(run_dir: Path, config: dict[str, Any]) -> WandbIdentity:
         project=str(trainer.get("project_name") or "plimsoll"),
         name=str(trainer.get("experiment_name") or run_dir.name),
     )
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    require_readable(path)
-    settings = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    if not isinstance(settings, dict):
-        return {}
-    return {str(key): value for key, value in settings.items()}
 
 
 def _fresh_folder(run_dir: Path) -> Path:
