@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 SHARED = Path(os.environ.get("PLIMSOLL_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-"""Folder of the test data; ``PLIMSOLL_SHARED`` overrides it."""
+"""Folder of data that the project does not hold (GSM8K); ``PLIMSOLL_SHARED`` overrides it."""
+LENGTHS = Path(__file__).resolve().parent / "lengths"
+"""Folder of the length traces."""
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -114,13 +116,12 @@ def arguments(
     return parser.parse_args(argv)
 
 
-def shared(relative: str) -> Path:
-    """A file of the test data; ends the program with a message when it isn't there."""
-    path = SHARED / relative
-    if not path.exists():
-        raise SystemExit(
-            f"{path} is missing: set PLIMSOLL_SHARED to the folder that holds {relative}"
-        )
+def length_trace(name: str) -> Path:
+    """The CSV file of a length trace. Raises SystemExit when there is none of that name."""
+    path = LENGTHS / f"{name}.csv"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in LENGTHS.glob("*.csv")))
+        raise SystemExit(f"there is no length trace {name}: {known}")
     return path
 
 

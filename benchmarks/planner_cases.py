@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import shared
+from benchmarks.harness import length_trace
 from trainer.base.model_shape import ModelShape
 from trainer.batching import CostModel, Plan, plan
 
@@ -52,7 +52,7 @@ def settings(quick: bool) -> list[Setting]:
 
 def read_parts(trace: str) -> np.ndarray:
     """Tokens of prompt and response, [sequences, 2]."""
-    with shared(f"data/lengths/{trace}.csv").open() as file:
+    with length_trace(trace).open() as file:
         return np.array(
             [(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)]
         )

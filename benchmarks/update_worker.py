@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.harness import shared
+from benchmarks.harness import length_trace
 from trainer.batching import plan
 from trainer.data.batch import Batch
 from trainer.models import load_model, pack, pad, token_stats
@@ -53,7 +53,7 @@ def read_batch(case: Case) -> Batch:
     """Random tokens of the trace's real lengths. Two groups of 4 of the GSM8K trace make a group of
     8.
     """
-    with shared(f"data/lengths/{case.trace}.csv").open() as file:
+    with length_trace(case.trace).open() as file:
         rows = [(int(r["prompt_len"]), int(r["response_len"])) for r in csv.DictReader(file)]
     starts = np.random.default_rng(0).permutation(len(rows) // case.size)[: case.groups] * case.size
     draw = torch.Generator().manual_seed(0)

@@ -58,12 +58,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with GSM8K and length traces; tests that need it skip without it."""
+    """The folder with GSM8K; tests that need it skip without it."""
     folder = Path(os.environ.get("PLIMSOLL_SHARED", ROOT.parent / "shared"))
     if not (folder / "data").is_dir():
         pytest.skip(
-            "no ../shared/data (GSM8K, length traces) beside the checkout; PLIMSOLL_SHARED names "
-            "another place"
+            "no ../shared/data (GSM8K) beside the checkout; PLIMSOLL_SHARED names another place"
         )
     return folder
 

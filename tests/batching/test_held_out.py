@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.harness import SHARED
+from benchmarks.harness import length_trace
 from trainer.batching import CostModel, Plan, plan
 from trainer.batching.loops import accelerate, exchange, refine
 from trainer.batching.loops.bins import Bins
@@ -69,9 +69,7 @@ def test_other_distributions_stay_near_the_bound(
     "trace", ["gsm8k_train", "gsm8k_test_model_solutions", "search_r1_qwen2.5_7b", "intern_s1_math"]
 )
 def test_other_slices_of_the_traces_stay_near_the_bound(trace: str) -> None:
-    file = SHARED / "data" / "lengths" / f"{trace}.csv"
-    if not file.is_file():
-        pytest.skip("needs the length traces of ../shared (PLIMSOLL_SHARED)")
+    file = length_trace(trace)
     head = file.read_text().splitlines()[0].split(",")
     columns = [head.index(name) for name in ("prompt_len", "response_len")]
     known = np.loadtxt(file, np.int64, delimiter=",", skiprows=1, usecols=columns).sum(1)

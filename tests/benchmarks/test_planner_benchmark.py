@@ -12,5 +12,5 @@ from tests.benchmarks.quick import run_quick
 
 
 @pytest.mark.timeout(3000)
-def test_quick_run_holds_every_bar_but_that_of_time(shared: Path, tmp_path: Path) -> None:
-    run_quick("planner", tmp_path, env={"PLIMSOLL_SHARED": str(shared)})
+def test_quick_run_holds_every_bar_but_that_of_time(tmp_path: Path) -> None:
+    run_quick("planner", tmp_path)

@@ -12,8 +12,8 @@ from tests.benchmarks.quick import not_absurd, run_until
 
 
 @pytest.mark.timeout(3000)
-def test_quick_holds_its_bars(shared: Path, tmp_path: Path) -> None:
-    report = run_until("update", tmp_path, not_absurd, env={"PLIMSOLL_SHARED": str(shared)})
+def test_quick_holds_its_bars(tmp_path: Path) -> None:
+    report = run_until("update", tmp_path, not_absurd)
     gradients = {name: check for name, check in report["checks"].items() if "gradient of" in name}
     assert len(gradients) == 4 and all(check["bar"] == 1e-5 for check in gradients.values())
     tokens = {row["way"]: row["tokens"] for row in report["rows"]}
