@@ -52,7 +52,7 @@ def train(run: Path) -> int:
     )
     if name.startswith("crash"):
         raise RuntimeError("this job was told to crash")
-    total = int(config["trainer"]["total_training_steps"])
+    total = int(config["trainer"]["total_training_steps"] or 2)
     saved = run / f"state_{rank}.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weights": ""}
     hold = state["step"] + HOLD_AFTER
