@@ -11,13 +11,14 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from jobs.environment import notices
 from jobs.ownership import living_owners
 from jobs.progress import Progress
 from jobs.slurm import Slurm
 from jobs.submit import report
-from jobs.submit.compose import compose_points
+from jobs.submit.compose import compose_points, message_of
 from jobs.submit.launch import Point, jobs_of, previous_runs
 from jobs.submit.local import run_locally
 from jobs.submit.options import LauncherOptions, SlurmOptions, local_options, slurm_options
@@ -46,7 +47,7 @@ def launch(
         plain_settings = {key: _plain(value) for key, value in settings.items()}
         with Progress("composed", len(job_overrides)) as progress:
             points = compose_points(config, context, job_overrides, first, progress)
-        sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
+        sweep_dir = _sweep_dir(config)
         start = launch_on_slurm if kind == "slurm" else launch_here
         code = start(points, plain_settings, sweep_dir)
     except Exception as error:  # not to Hydra, which would take it for one of its own
@@ -57,6 +58,14 @@ def launch(
     done.status = JobStatus.COMPLETED
     done.return_value = None
     return [done for _ in job_overrides]
+
+
+def _sweep_dir(config: DictConfig) -> Path:
+    """The folder of the sweep. Raises UserError for one that can't be resolved."""
+    try:
+        return Path(str(config.hydra.sweep.dir)).absolute()
+    except OmegaConfBaseException as error:
+        raise UserError(f"hydra.sweep.dir can't be resolved: {message_of(error)}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from jobs.submit.launch import Point
 from jobs.submit.report import plain
 from trainer.base.masking import mask
-from trainer.config.checks.problems import raise_problems
+from trainer.config.checks.problems import raise_problems, with_key
 from trainer.config.keys import dotted
 from trainer.config.keys.interpolation import NotPlain, copy, resolve
 
@@ -57,7 +57,7 @@ def compose_points(
 
 def message_of(error: Exception) -> str:
     """The first line of what Hydra or OmegaConf says, with that of its cause."""
-    lines = [str(error).strip().splitlines()]
+    lines = [[with_key(error)]]
     if error.__cause__ is not None:
         lines.append(str(error.__cause__).strip().splitlines())
     return "; ".join(dict.fromkeys(text[0] for text in lines if text))

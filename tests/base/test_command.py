@@ -67,7 +67,7 @@ def test_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (UserError("type this instead"), "Error: type this instead\n"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "give a shorter one"),
-        (FileNotFoundError(errno.ENOENT, "No such file", b"x\xff"), "x\udcff: No such file"),
+        (FileNotFoundError(errno.ENOENT, "No such file", b"x\xff"), "x\\udcff: No such file"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "no access to /x"),
         (RecursionError("maximum"), "nested too deeply"),
     ],

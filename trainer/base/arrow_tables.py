@@ -4,9 +4,11 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,49 @@ from trainer.base.json_tables import Row
 from trainer.base.opened_file import OpenedFile
 
 
-def open_arrow(path: Path) -> ArrowRows:
-    """The table of an Arrow or Parquet file, by its suffix. Raises UserError when it is damaged."""
-    source = OpenedFile(path)
-    spooled = path.suffix == ".parquet"
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Raises UserError, naming the file, for what Arrow raises inside."""
     try:
-        table = _spooled(path) if spooled else _mapped(path)
+        yield
     except pa.ArrowInvalid as e:
         raise UserError(
             f"{path} is not a valid {path.suffix[1:].capitalize()} file: {first_line(e)}"
         ) from e
-    except (OSError, pa.ArrowException) as e:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as e:
         raise UserError(f"{path} can't be read: {first_line(e)}") from e
+
+
+def open_arrow(path: Path) -> ArrowRows:
+    """The table of an Arrow or Parquet file, by its suffix. Raises UserError when it is damaged."""
+    source = OpenedFile(path)
+    spooled = path.suffix == ".parquet"
+    with named_errors(path):
+        table = _spooled(path) if spooled else _mapped(path)
     if spooled:
         source.require_unchanged()  # the rows are in a file of this run's own from now on
     return ArrowRows(source, table, mapped=not spooled)
+
+
+def first_rows(path: Path) -> Iterator[Row]:
+    """The rows of a Parquet file from the first on, without unpacking it whole. Raises UserError
+    when it is damaged.
+    """
+    with named_errors(path):
+        batches = pq.ParquetFile(path).iter_batches(batch_size=256)
+    while True:
+        with named_errors(path):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            rows: list[Row] = batch.to_pylist()
+        yield from rows
+
+
+def row_count(path: Path) -> int:
+    """Rows of a Parquet file. Raises UserError when it is damaged."""
+    with named_errors(path):
+        return int(pq.ParquetFile(path).metadata.num_rows)
 
 
 class ArrowRows:
@@ -56,7 +86,8 @@ class ArrowRows:
         """Row ``i`` as Python values. Raises UserError when the file was rewritten meanwhile."""
         if self._mapped:
             self.source.require_unchanged()
-        row: Row = self._table.slice(i, 1).to_pylist()[0]
+        with named_errors(self.source.path):
+            row: Row = self._table.slice(i, 1).to_pylist()[0]
         return row
 
     def fields(self) -> list[str]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.base.errors import EXIT_USER, UserError, as_user_error, first_line
+from trainer.base.errors import EXIT_USER, UserError, as_user_error, first_line, shortened
 from trainer.base.masking import mask
 
 EXIT_BUG = 1
@@ -25,6 +25,8 @@ EXIT_PIPE = 128 + signal.SIGPIPE
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Environment variable: with 1 every error is shown with its traceback."""
 
+MOST_CHARACTERS = 4000
+"""Of a line of a message: a path has no more."""
 _typed_full_error: list[str | None] = []
 
 _PATH_ERRORS = {
@@ -112,9 +114,23 @@ def _say(text: str, code: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(mask(text) + "\n")
+        sys.stderr.write(shown(mask(text)) + "\n")
         sys.stderr.flush()
     return code
+
+
+def shown(text: str) -> str:
+    """``text`` as a terminal may get it: lines of sensible length, and escapes for what isn't
+    printable, since a message repeats what others wrote.
+    """
+    return "\n".join(_shown_line(line) for line in text.split("\n"))
+
+
+def _shown_line(line: str) -> str:
+    line = shortened(line, MOST_CHARACTERS)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _keep_traceback(error: Exception) -> str:

@@ -6,6 +6,7 @@ import sys
 
 from trainer.base.command import report
 from trainer.base.errors import UserError
+from trainer.config.checks.problems import with_key
 from trainer.config.keys.conf_tree import conf_dir, config_groups
 
 HELP = """\
@@ -85,6 +86,8 @@ def message_of(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.__cause__ is not None:
         lines += str(error.__cause__).splitlines()[:1]
+    if not any("full_key" in line for line in lines):
+        lines[:1] = [with_key(error)]
     if not lines:
         return f"the settings can't be composed ({type(error).__name__})"
     return "; ".join(dict.fromkeys(lines))

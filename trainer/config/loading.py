@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainer.base.errors import UserError
 from trainer.config.checks.cross import cross_checks
-from trainer.config.checks.problems import SettingsError
+from trainer.config.checks.problems import SettingsError, with_key
 from trainer.config.keys import dotted
 from trainer.config.keys.describe import wrong_value
 from trainer.config.keys.interpolation import NotPlain, copy, merge, resolve
@@ -43,7 +43,7 @@ def load(settings: Mapping[str, Any] | DictConfig, *, complete: bool = True) -> 
         written, resolved = _resolve(tree)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise SettingsError(
-            [*problems, f"settings cannot be resolved: {str(error).splitlines()[0]}"]
+            [*problems, f"settings cannot be resolved: {with_key(error)}"]
         ) from error
     config, wrong = _validate(written, resolved)
     problems += wrong.values()

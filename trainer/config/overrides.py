@@ -42,6 +42,8 @@ SWEEP_DIR = "hydra.sweep.dir=runs/${trainer.project_name}/sweep-${now:%Y%m%d-%H%
 """The folder of a sweep, unless the command line sets it."""
 LAUNCHER = "hydra/launcher=slurm"
 """The launcher of a sweep, unless the command line sets it."""
+MOST_NESTED = 50
+"""Brackets in brackets of a value: Hydra's parser takes a hundred frames of the stack for each."""
 SWEEPER = "hydra/sweeper=grid"
 """The sweeper, unless the command line sets it."""
 _READ_BY_JOBS = re.compile(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]")
@@ -110,6 +112,8 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
 def _add_override(overrides: _Overrides, text: str, groups: dict[str, list[str]]) -> None:
     """Add the override ``text`` as Hydra shall see it, or what is wrong with it."""
     try:
+        if _nesting(text) > MOST_NESTED:
+            raise RecursionError
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError, OverflowError) as error:
         overrides.problems.append(_unreadable(text, error))
@@ -178,6 +182,19 @@ def _read_by_jobs_only(texts: list[str]) -> list[str]:
         f"{', '.join(for_jobs)}: read by jobs only; type python -m trainer -m ... to start one, or "
         "leave it out"
     ]
+
+
+def _nesting(text: str) -> int:
+    """Most brackets that are open at once; those in quotes count as well."""
+    depth = 0
+    deepest = 0
+    for character in text:
+        if character in "[{(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]})":
+            depth -= 1
+    return deepest
 
 
 def _unreadable(text: str, error: Exception) -> str:

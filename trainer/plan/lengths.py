@@ -77,11 +77,10 @@ def measure(
 def _rows(paths: list[Path]) -> Iterator[tuple[Path, Row]]:
     for path in paths:
         if path.suffix == ".parquet":
-            import pyarrow.parquet as parquet
+            # Row by row a Parquet file would be unpacked whole. pyarrow may lack on a login node.
+            from trainer.base.arrow_tables import first_rows
 
-            # Row by row a Parquet file would be unpacked whole.
-            for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
-                yield from ((path, row) for row in batch.to_pylist())
+            yield from ((path, row) for row in first_rows(path))
         else:
             table = open_table(path)
             yield from ((path, table.read(i)) for i in range(len(table)))
@@ -89,9 +88,9 @@ def _rows(paths: list[Path]) -> Iterator[tuple[Path, Row]]:
 
 def _row_count(path: Path) -> int:
     if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
+        from trainer.base.arrow_tables import row_count
 
-        return int(parquet.ParquetFile(path).metadata.num_rows)
+        return row_count(path)
     return len(open_table(path))
 
 

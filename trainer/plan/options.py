@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, fields
 
 from trainer.base.errors import UserError, nearest
 
+LARGEST = 1e9
+"""Largest value of an option, as of a setting."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
@@ -65,11 +68,12 @@ def split_options(argv: Sequence[str]) -> tuple[PlanOptions, list[str]]:
         whole = "float" not in str(known[name].type)
         try:
             values[name] = int(value) if whole else float(value)
-            if not values[name] > 0:
+            if not 0 < values[name] <= LARGEST:
                 raise ValueError
         except ValueError:
             problems.append(
-                f"plan.{name}={value}: expected a {'whole ' if whole else ''}number above 0"
+                f"plan.{name}={value}: expected a {'whole ' if whole else ''}number above 0, at "
+                f"most {LARGEST:g}"
             )
     if problems:
         raise UserError("\n".join(problems))

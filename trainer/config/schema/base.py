@@ -50,5 +50,5 @@ LOWEST_TEMPERATURE = 0.001
 """Below it logits leave the range of their type; the likeliest token is ``do_sample=false``."""
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A non-empty text in one line, without control characters: a name or a path."""
-Budget = Count | list[Count] | Literal["auto"]
+Budget = Count | Annotated[list[Count], Field(min_length=1)] | Literal["auto"]
 """Tokens of a micro-batch: one number, one per rank, or measured at start."""

@@ -1,0 +1,5 @@
+"""The fake Slurm of the jobs' tests."""
+
+from tests.jobs.conftest import fake
+
+__all__ = ["fake"]
