@@ -14,6 +14,7 @@ from jobs.run_state import ALIVE, FolderEvidence, RunState, state_of
 from jobs.slurm import JobInfo, Slurm
 from trainer.base import run_folder
 from trainer.base.processes import process_start
+from trainer.base.rank_records import FINISHED, end_file, read_end
 
 
 def states_of(entries: Sequence[Entry], slurm: Slurm | None) -> dict[str, RunState]:
@@ -58,7 +59,14 @@ def read_evidence(entry: Entry) -> FolderEvidence:
         cancelled=cancelled.get("launch") == entry.launch,
         refused=records.refused(run, entry.launch),
         process_alive=entry.job != LOCAL or _process_alive(begin),
+        finished=_has_finished(run, begun),
     )
+
+
+def _has_finished(run: Path, attempt: int) -> bool:
+    """Whether rank 0 of an attempt has recorded that it finished the run."""
+    end = read_end(end_file(run_folder.log_folder(run, attempt), 0))
+    return end is not None and end.kind == FINISHED
 
 
 def _process_alive(begin: dict[str, object]) -> bool:

@@ -20,6 +20,7 @@ STOPPED_BY = {
     causes.ERROR: "FAILED",
     causes.OUT_OF_MEMORY: "FAILED",
     IMAGE_CHANGED: "FAILED",
+    causes.CRASH: "FAILED",
     causes.DONE: COMPLETED,
 }
 """State of a run that isn't queued by the cause of its last attempt's end. Any other cause means
@@ -72,6 +73,8 @@ class FolderEvidence:
     """Why the job of this launch did nothing: another launch owns the folder."""
     process_alive: bool = True
     """Whether the process of a local run still lives, or is on another machine."""
+    finished: bool = False
+    """Whether rank 0 of the newest attempt recorded that it has finished the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,8 @@ def _state_from_records(
         return "FAILED", evidence.refused
     if last is not None and not last.get("requeue"):
         return STOPPED_BY.get(str(last["cause"]), "EXHAUSTED"), str(last["why"])
+    if last is None and evidence.finished and evidence.launch_begun:
+        return COMPLETED, "the batch script left no record"
     if entry.phase == PLANNED:
         return "LOST", "planned, but sbatch never answered"
     if entry.job == LOCAL:
@@ -152,14 +157,14 @@ def _state_from_slurm(
     """State and reason of a job that is not in the queue any more."""
     cause = None
     if known is not None and known.state not in ALIVE:
-        cause = causes.cause_of_lost(known.state)
+        cause = causes.cause_by_accounting(known.state)
     if evidence.cancelled or cause == causes.CANCELLED:
         return "CANCELLED", str(last["why"]) if last else "cancelled"
     if known is None and not evidence.launch_begun and array_known:
         # Such a task of an array leaves no trace in Slurm.
         return "CANCELLED", "cancelled before it started"
     no_record = f"Slurm says {known.state if known else ''}; the batch script left no record"
-    if cause in STOPPED_BY and cause != causes.DONE and last is None:
+    if cause in STOPPED_BY and last is None:
         return STOPPED_BY[cause], no_record
     if now - max(evidence.last_write, entry.time) < GRACE_S:
         return ENDING, "left Slurm's queue; no record yet of how it ended"

@@ -17,28 +17,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.attempt.causes import (
-    BAD_NODE,
-    NODE_FAILURE,
-    PREEMPTED,
-    Ending,
-    cause_of,
-    cause_of_lost,
-    decide,
-    parse_show_job,
-)
+from jobs.attempt.causes import CRASH, DONE, ERROR, NODE_FAILURE, OUT_OF_MEMORY, PREEMPTED, cause_of
+from jobs.attempt.decision import decide
+from jobs.attempt.evidence import ShellEvidence, ending_lost, ending_seen, last_ended_row
 from jobs.attempt.image import IMAGE_CHANGED, image_problem
 from jobs.records import append_line, attempts, newest_write, note_refused
-from jobs.slurm import seconds
-from trainer.base import atomic, metrics_file
+from trainer.base import atomic, memory, metrics_file
 from trainer.base.metrics_file import METRICS_FILE
 from trainer.base.rank_info import LAUNCH
-from trainer.base.rank_records import STOPPED, read_records
 from trainer.base.run_folder import last_attempt, log_folder, read_json
 from trainer.base.run_owner import describe, owner_of
 
-STOP_REQUESTS = ("USR2", "TERM", "INT", "HUP", "TIME")
-"""Causes of a rank's stop in its end record: a signal, or TIME when the job's end came near."""
+FINAL_BY_RECORD = (DONE, ERROR)
+DRAWS_ON_BUDGET = (NODE_FAILURE, PREEMPTED, CRASH, OUT_OF_MEMORY)
+"""Causes after which Slurm queues a job again by itself. After any other an operator did it, whose
+word counts.
+"""
 
 
 def begin(
@@ -55,6 +49,8 @@ def begin(
     """Open the next attempt; ``sacct`` is its output for this job, one
     ``State|ExitCode|NodeList|End`` per line.
 
+    Returns its number, ``done`` when an earlier one has finished the run, or ``stop``.
+
     ``image``: the image's digest where it is not the file that it was at submit. ``launch``: the
     one that this job belongs to. When another one owns the run folder, nothing of
     it is touched but the note why this job stops.
@@ -69,10 +65,9 @@ def begin(
     last = last_attempt(run)
     is_open = not any(line.get("attempt") == last for line in attempts(run))
     if last and is_open:
-        why = _close_lost(run, last, plan, sacct, now)
-        if why:
-            sys.stderr.write(f"plimsoll: {why}\n")
-            return "stop"
+        verdict = _close_lost(run, last, plan, sacct, now)
+        if verdict:
+            return verdict
     folder = log_folder(run, last + 1)
     folder.mkdir(parents=True, mode=0o700)
     started = {
@@ -81,6 +76,7 @@ def begin(
         "job": job,
         "nodes": nodes,
         "restarts": restarts,
+        "oom_kills": memory.oom_kills(),
     }
     started |= {"start": now, "step": saved_step(run)}
     if image:
@@ -105,7 +101,7 @@ def refuse(
     sys.stderr.write(f"plimsoll: {why}\n")
 
 
-def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str, now: float) -> str:
+def end(run: Path, number: int, shell: ShellEvidence, now: float) -> str:
     """Close attempt ``number`` and return the decision's line for the shell.
 
     An attempt that is closed already was given up as lost: its batch script is back from a node
@@ -114,106 +110,62 @@ def end(run: Path, *, number: int, exit_code: int, scontrol: str, bad_node: str,
     plan = read_json(run / "job.json")
     if any(line.get("attempt") == number for line in attempts(run)):
         return "stop lost -"
-    started = read_json(log_folder(run, number) / "begin.json")
-    ending = _ending(run, number, started, plan, exit_code, scontrol, now)
-    cause = cause_of(ending)
-    previous = _attempts_of_launch(run, plan)
-    bad_nodes = [str(node) for line in previous for node in line.get("bad_nodes", [])]
-    bad_here = bad_node.split(",") if cause == BAD_NODE and bad_node else []
+    started = {"attempt": number} | read_json(log_folder(run, number) / "begin.json")
+    cause = cause_of(ending_seen(run, started, plan, shell, now))
     decision = decide(
-        cause,
-        [str(line["cause"]) for line in previous],
-        plan.get("budgets", {}),
-        [*bad_nodes, *bad_here],
+        cause, last_step(run), _attempts_of_launch(run, plan), plan.get("budgets", {})
     )
     close_attempt(
         run,
         started,
         plan,
-        cause=cause,
-        exit_code=exit_code,
+        cause=cause.name,
+        exit_code=shell.exit_code,
         ended=now,
         why=decision.why,
         requeue=decision.requeue,
-        bad_nodes=bad_here,
+        bad_nodes=cause.nodes,
     )
     sys.stderr.write(f"plimsoll: attempt {number} ended: {decision.why}\n")
     return decision.line()
 
 
-def _ending(
-    run: Path,
-    number: int,
-    started: dict[str, Any],
-    plan: dict[str, Any],
-    exit_code: int,
-    scontrol: str,
-    now: float,
-) -> Ending:
-    """What is known about an attempt's end: exit code, the trainer's note, Slurm, the clock."""
-    start = float(started.get("start", now))
-    ends = [record.end for record in read_records(log_folder(run, number)).values()]
-    requested = next((end.stop for end in ends if end is not None and end.kind == STOPPED), None)
-    slurm = parse_show_job(scontrol)
-    # scontrol may have changed the limit since the job was submitted.
-    limit_s = seconds(slurm.get("TimeLimit", "")) or plan.get("limit_s") or "inf"
-    return Ending(
-        exit_code=exit_code,
-        stop_request=requested if requested in STOP_REQUESTS else None,
-        slurm=slurm,
-        started=start,
-        restarts=int(started.get("restarts", 0)),
-        elapsed_s=now - start,
-        limit_s=float(limit_s),
-        signal_delay_s=float(plan.get("signal_delay_s", 0)),
-    )
-
-
 def _close_lost(run: Path, number: int, plan: dict[str, Any], sacct: str, now: float) -> str:
     """Close an attempt that died with its batch script.
 
-    Returns why the run must stop, or an empty text when it may go on.
+    Returns an empty text when the run goes on, ``done`` when it has finished, ``stop`` when it must
+    not go on.
     """
     begin_record = read_json(log_folder(run, number) / "begin.json")
     started = {"attempt": number, "launch": plan.get("launch")} | begin_record
     began = float(started.get("start") or now)
-    state, exit_code, ended = _last_ended(sacct, began)
+    state, ended = last_ended_row(sacct, began)
     if ended is None:
         ended = newest_write(run, number)
-    cause = cause_of_lost(state, exit_code)
-    previous = [str(line["cause"]) for line in _attempts_of_launch(run, started)]
-    decision = decide(cause, previous, plan.get("budgets", {}))
-    # With another cause an operator queued it again; with another launch a resubmit has given new
-    # budgets since.
-    draws_on_budget = cause in (NODE_FAILURE, PREEMPTED)
+    ended = max(began, min(now, ended))
+    cause = cause_of(ending_lost(run, started, plan, state, ended))
+    earlier = _attempts_of_launch(run, started)
+    decision = decide(cause, last_step(run), earlier, plan.get("budgets", {}))
+    # With another launch a resubmit has given new budgets since.
     same_launch = started["launch"] == plan.get("launch")
-    stop = draws_on_budget and same_launch and not decision.requeue
+    used_up = cause.name in DRAWS_ON_BUDGET and not decision.requeue
+    stop = cause.name in FINAL_BY_RECORD or (same_launch and used_up)
+    why = decision.why if stop else cause.name
     close_attempt(
         run,
         started,
         plan,
-        cause=cause,
+        cause=cause.name,
         exit_code=None,
-        ended=max(began, min(now, ended)),
+        ended=ended,
         requeue=not stop,
-        why=f"{decision.why if stop else cause}: the batch script left no record (sacct: {state})",
+        why=f"{why}: the batch script left no record (sacct: {state or 'nothing'})",
+        bad_nodes=cause.nodes,
     )
-    return decision.why if stop else ""
-
-
-def _last_ended(sacct: str, began: float) -> tuple[str, str, float | None]:
-    """State, exit code and end of the newest ended row (``State|ExitCode|NodeList|End``) since
-    ``began``; those of a lost node when there is none.
-    """
-    newest: tuple[str, str, float | None] = ("NODE_FAIL", "0:0", None)
-    for line in sacct.splitlines():
-        state, *rest = line.split("|")
-        if len(rest) < 3 or state.split(" ")[0] in ("RUNNING", "PENDING", "COMPLETING"):
-            continue
-        ended = float(rest[2]) if rest[2].isdigit() else None
-        if ended is None or ended >= began - 1:  # Slurm's clock has whole seconds
-            newest = (state, rest[0], ended)
-    return newest
+    if not stop:
+        return ""
+    sys.stderr.write(f"plimsoll: {why}\n")
+    return "done" if cause.name == DONE else "stop"
 
 
 def close_attempt(
@@ -285,7 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--evidence", default="", help="what scontrol (end) or sacct (begin) says about the job"
     )
     parser.add_argument("--image", default="", help="the image's digest, where its file changed")
-    parser.add_argument("--bad-node", default="")
+    parser.add_argument("--nodes", default="", help="states of the job's nodes, NODE STATE lines")
+    parser.add_argument("--bad-node", default="", help="nodes that failed the node check")
     options = parser.parse_args(arguments)
     env = os.environ
     if options.action == "begin":
@@ -302,11 +255,14 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         answer = end(
             options.run,
-            number=int(env.get("PLIMSOLL_ATTEMPT") or last_attempt(options.run)),
-            exit_code=options.exit_code,
-            scontrol=options.evidence,
-            bad_node=options.bad_node,
-            now=time.time(),
+            int(env.get("PLIMSOLL_ATTEMPT") or last_attempt(options.run)),
+            ShellEvidence(
+                exit_code=options.exit_code,
+                scontrol=options.evidence,
+                nodes=options.nodes,
+                bad_nodes=options.bad_node,
+            ),
+            time.time(),
         )
     sys.stdout.write(answer + "\n")
     return 0

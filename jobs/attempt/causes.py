@@ -1,15 +1,19 @@
-"""Why an attempt ended, and whether the job is queued again. Pure functions over what the batch
-script saw.
+"""Why an attempt ended. Pure functions over what is known when its ranks are gone.
+
+What the ranks recorded comes first (``trainer.base.rank_records``), then Slurm's records, then the
+clock. An exit code alone never tells a cause: srun exits 0 after it lost a node, and with 1 when a
+rank lost its peer.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from trainer.base.errors import EXIT_BAD_NODE, EXIT_OK, EXIT_REQUEUE
+from trainer.base import rank_records
+from trainer.base.errors import EXIT_BAD_NODE, EXIT_REQUEUE
+from trainer.base.rank_records import RankEnd, RankRecord
 
 DONE = "done"
 PREEMPTED = "preempted"
@@ -18,19 +22,10 @@ REQUEUED = "requeued"
 SIGNALLED = "signalled"
 NODE_FAILURE = "node_failure"
 BAD_NODE = "bad_node"
+CRASH = "crash"
 OUT_OF_MEMORY = "out_of_memory"
 CANCELLED = "cancelled"
 ERROR = "error"
-
-BUDGET_OF = {
-    PREEMPTED: "preempted",
-    REQUEUED: "preempted",
-    SIGNALLED: "preempted",
-    TIMEOUT: "timeout",
-    NODE_FAILURE: "node_failure",
-    BAD_NODE: "bad_node",
-}
-"""The budget each cause draws on. A cause that is missing here is never queued again."""
 
 RUNNING = ("RUNNING", "SIGNALING", "STOPPED")
 """States of a job that Slurm is not ending itself. SIGNALING: its USR2 is still on the way to some
@@ -40,9 +35,32 @@ process, while the ranks have saved and left already.
 SIGNAL_EARLY_S = 60
 """Slurm may send ``--signal`` up to 60 s before the time that was asked for (sbatch(1))."""
 
-KILLED_BY = {128 + 12: "USR2", 128 + 15: "TERM"}
-"""Exit codes of a rank that a signal killed before it had a handler: only its start was
+KILLED_EARLY = (128 + 12, 128 + 15)
+"""Exit codes of a process that USR2 or TERM killed before it had a handler: only its start was
 lost.
+"""
+KILLED = 128 + 9
+"""Exit code of a killed process: by the kernel when memory was short, by srun, by hand."""
+FATAL_SIGNALS = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + 8: "SIGFPE"} | {
+    128 + 11: "SIGSEGV"
+}
+"""Exit codes of processes that broke down themselves: CUDA and NCCL abort, a bad access to memory.
+"""
+
+ACCOUNTING = {
+    "PREEMPTED": PREEMPTED,
+    "TIMEOUT": TIMEOUT,
+    "DEADLINE": TIMEOUT,
+    "NODE_FAIL": NODE_FAILURE,
+    "BOOT_FAIL": NODE_FAILURE,
+    "OUT_OF_MEMORY": OUT_OF_MEMORY,
+    "CANCELLED": CANCELLED,
+    "FAILED": CRASH,
+    "REQUEUED": REQUEUED,
+}
+"""Causes by sacct's state. A job that Slurm itself queued again has the reason as its state
+(PREEMPTED, NODE_FAIL); REQUEUED is an operator's ``scontrol requeue``, whose KillWait was too short
+to save. COMPLETED is missing: that the batch script ended with 0 says nothing about the run.
 """
 
 
@@ -50,14 +68,24 @@ lost.
 class Ending:
     """What is known when the ranks of an attempt are gone."""
 
-    exit_code: int
-    """Of srun: the highest of all ranks."""
-    stop_request: str | None = None
-    """Why the trainer stopped, from a rank's end record: USR2, TERM, INT, or TIME when the
-    time limit was near.
-    """
+    exit_code: int | None
+    """Of srun: the highest of all ranks. None: the batch script died too."""
+    records: Mapping[int, RankRecord] = field(default_factory=dict)
+    """What each rank left, by its number."""
+    tasks: int = 1
+    """Processes that the attempt was to have: ranks, and those of nodes that hold servers."""
+    nodes: Sequence[str] = ()
+    """Names of the attempt's nodes, in Slurm's order; each has as many processes as the others."""
+    dead_nodes: Sequence[str] = ()
+    """Nodes on which no process can be started any more, or which Slurm calls down."""
+    bad_nodes: Sequence[str] = ()
+    """Nodes that the node check found unfit."""
+    memory_kill: bool = False
+    """Whether the kernel killed a process of this attempt because memory was short."""
     slurm: Mapping[str, str] | None = None
     """Fields of ``scontrol show job`` (JobState, PreemptTime, Restarts, ...)."""
+    accounting: str | None = None
+    """sacct's state of an attempt whose batch script died too; None: no accounting, or no row."""
     started: float = 0.0
     """When this attempt began, seconds since the epoch."""
     restarts: int = 0
@@ -66,115 +94,65 @@ class Ending:
     limit_s: float = float("inf")
     signal_delay_s: float = 0.0
 
+    @property
+    def ends(self) -> dict[int, RankEnd]:
+        """The end records by rank."""
+        return {rank: record.end for rank, record in self.records.items() if record.end is not None}
 
-def cause_of(end: Ending) -> str:
-    """The cause of an ending.
+    def first(self, kind: str) -> RankEnd | None:
+        """The earliest end record of a kind."""
+        ends = [end for end in self.ends.values() if end.kind == kind]
+        return min(ends, key=lambda end: end.time, default=None)
 
-    Slurm's records come first (a preemption time, a job that it has queued again), then the clock,
-    then exit codes: the same USR2 announces a preemption, the time limit and an operator's request.
-    """
-    slurm = end.slurm or {}
-    if end.exit_code == EXIT_OK:
-        return DONE
-    if end.exit_code == EXIT_BAD_NODE:
-        return BAD_NODE
-    stopping = (
-        end.exit_code == EXIT_REQUEUE or end.exit_code in KILLED_BY or end.stop_request is not None
-    )
-    ended_by_slurm = slurm.get("JobState", "RUNNING") not in RUNNING
-    if slurm.get("JobState") == "OUT_OF_MEMORY" or (slurm.get("Reason") == "OutOfMemory"):
-        return OUT_OF_MEMORY
-    if not stopping and not ended_by_slurm:
-        return ERROR
-    if _preempted_now(slurm, end.started):
-        return PREEMPTED
-    if _number(slurm.get("Restarts")) > end.restarts:
-        return REQUEUED
-    if slurm.get("JobState") == "NODE_FAIL":
-        return NODE_FAILURE
-    signal_s = end.limit_s - end.signal_delay_s - SIGNAL_EARLY_S
-    after_limit = end.elapsed_s >= end.limit_s
-    after_warning = not ended_by_slurm and end.elapsed_s >= signal_s
-    if end.stop_request == "TIME" or after_limit or after_warning:
-        return TIMEOUT
-    return CANCELLED if ended_by_slurm or end.stop_request == "INT" else SIGNALLED
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that began and left no end record."""
+        return [rank for rank, record in self.records.items() if record.end is None]
 
-
-def cause_of_lost(state: str, exit_code: str = "0:0") -> str:
-    """The cause of an attempt that left no record, from sacct's state: its batch script died with
-    it.
-
-    ``state`` may carry a remark (``CANCELLED by 0``). A job that Slurm itself queued again has the
-    reason as its state (PREEMPTED, NODE_FAIL); REQUEUED is an operator's ``scontrol requeue``,
-    whose KillWait was too short to save.
-    """
-    name = state.split(" ")[0].rstrip("+")
-    known = {
-        "PREEMPTED": PREEMPTED,
-        "TIMEOUT": TIMEOUT,
-        "DEADLINE": TIMEOUT,
-        "NODE_FAIL": NODE_FAILURE,
-        "BOOT_FAIL": NODE_FAILURE,
-        "OUT_OF_MEMORY": OUT_OF_MEMORY,
-        "CANCELLED": CANCELLED,
-        "COMPLETED": DONE,
-        "FAILED": ERROR,
-        "REQUEUED": REQUEUED,
-    }
-    return known.get(name, NODE_FAILURE)
+    @property
+    def never_began(self) -> list[int]:
+        """Ranks that left no record at all."""
+        return [rank for rank in range(self.tasks) if rank not in self.records]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What the batch script does next."""
+class Cause:
+    """Why an attempt ended."""
 
-    requeue: bool
-    cause: str
-    why: str
-    exclude: tuple[str, ...] = ()
-    """Nodes the next attempt must avoid."""
-
-    def line(self) -> str:
-        """One line for the shell: ``requeue|stop CAUSE NODES|-``; words of letters, digits, '-',
-        '_', ',' only.
-        """
-        nodes = ",".join(n for n in self.exclude if re.fullmatch(r"[\w.-]+", n)) or "-"
-        return f"{'requeue' if self.requeue else 'stop'} {self.cause} {nodes}"
+    name: str
+    nodes: tuple[str, ...] = ()
+    """Nodes that are to blame, which the next attempt avoids."""
+    detail: str = ""
+    """What happened, in one line."""
 
 
-def decide(
-    cause: str,
-    earlier: Sequence[str],
-    budgets: Mapping[str, int | None],
-    bad_nodes: Sequence[str] = (),
-) -> Decision:
-    """Queue again, or stop. ``earlier`` holds the causes of the attempts before; a budget of None
-    has no limit.
+def cause_of(end: Ending) -> Cause:
+    """The cause of an ending.
+
+    A finished rank 0 and wrong input are final whatever else happened. Then Slurm's records decide
+    (a preemption time, a job that it has queued again), since the same USR2 announces a preemption,
+    the time limit and an operator's request; then the ranks' own records.
     """
-    if cause in (DONE, CANCELLED):
-        return Decision(
-            requeue=False, cause=cause, why="finished" if cause == DONE else "cancelled"
-        )
-    budget = BUDGET_OF.get(cause)
-    if budget is None:
-        return Decision(
-            requeue=False, cause=cause, why=f"{cause}: running it again would end the same way"
-        )
-    limit = budgets.get(budget)
-    used = sum(1 for one in earlier if BUDGET_OF.get(one) == budget)
-    if limit is not None and used >= limit:
-        return Decision(
-            requeue=False,
-            cause=cause,
-            why=f"{cause}: the budget of {limit} for '{budget}' is used up",
-        )
-    of = "" if limit is None else f" of {limit}"
-    return Decision(
-        requeue=True,
-        cause=cause,
-        why=f"{cause}: queued again ({used + 1}{of})",
-        exclude=tuple(sorted(set(bad_nodes))),
-    )
+    rank_0 = end.ends.get(0)
+    if rank_0 is not None and rank_0.kind == rank_records.FINISHED:
+        return Cause(name=DONE)
+    wrong_input = end.first(rank_records.USER_ERROR)
+    if wrong_input is not None:
+        return Cause(name=ERROR, detail=wrong_input.message)
+    if end.exit_code == EXIT_BAD_NODE and end.never_began:
+        return Cause(name=BAD_NODE, nodes=tuple(end.bad_nodes) or _suspects(end))
+    if _memory_kill(end):
+        return Cause(name=OUT_OF_MEMORY, detail="the kernel killed a process for its memory")
+    return _cause_by_slurm(end) or _cause_by_stop(end) or _cause_by_failure(end)
+
+
+def cause_by_accounting(state: str) -> str | None:
+    """The cause that sacct's state names; None when it says nothing about the run's end.
+
+    ``state`` may carry a remark: ``CANCELLED by 0``, ``CANCELLED+``.
+    """
+    words = state.split(" ")
+    return ACCOUNTING.get(words[0].rstrip("+"))
 
 
 def parse_show_job(text: str) -> dict[str, str]:
@@ -182,15 +160,156 @@ def parse_show_job(text: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", text))
 
 
-def budgets_from(options: Any) -> dict[str, int | None]:
-    """Budgets by cause from launcher options; -1 means no limit."""
-    limit = options.max_preemptions
-    return {
-        "preempted": None if limit < 0 else limit,
-        "timeout": options.max_num_timeout,
-        "node_failure": options.max_node_failures,
-        "bad_node": options.max_bad_nodes,
-    }
+def parse_nodes(text: str, nodes: Sequence[str]) -> list[str]:
+    """The dead ones of ``nodes``, from lines ``NODE STATE``: Slurm's state of a node, or ``silent``
+    for one on which no process could be started.
+
+    Where none could be started at all, the job is to blame and not its nodes.
+    """
+    rows = [line.split() for line in text.splitlines()]
+    states = [(row[0], row[1].lower()) for row in rows if len(row) == 2 and row[0] in nodes]
+    down = {node for node, state in states if state.startswith(("down", "fail")) or "*" in state}
+    silent = {node for node, state in states if state == "silent"}
+    if silent >= set(nodes):
+        silent = set()
+    return sorted(down | silent)
+
+
+def _memory_kill(end: Ending) -> bool:
+    slurm = end.slurm or {}
+    if "OUT_OF_MEMORY" in (slurm.get("JobState"), end.accounting):
+        return True
+    if slurm.get("Reason") == "OutOfMemory":
+        return True
+    return end.memory_kill and end.exit_code in (KILLED, None) and bool(end.silent)
+
+
+def _cause_by_slurm(end: Ending) -> Cause | None:
+    """The cause as far as Slurm took the job away itself."""
+    if end.accounting is not None:
+        name = cause_by_accounting(end.accounting)
+        if name is None or name == CRASH:
+            return None  # the ranks' records say more
+        nodes = end.nodes if name == NODE_FAILURE and len(end.nodes) == 1 else ()
+        return Cause(name=name, nodes=tuple(nodes), detail=f"sacct says {end.accounting}")
+    slurm = end.slurm or {}
+    if _preempted_now(slurm, end.started):
+        return Cause(name=PREEMPTED)
+    if slurm.get("JobState") == "NODE_FAIL":
+        return _node_failure(end)
+    if _number(slurm.get("Restarts")) > end.restarts:
+        # Queued again by an operator, or by Slurm itself after it lost a node.
+        return _node_failure(end) if _peer_died(end) else Cause(name=REQUEUED)
+    if slurm.get("JobState", "RUNNING") in RUNNING:
+        return None
+    if end.dead_nodes:
+        return _node_failure(end)
+    return Cause(name=TIMEOUT if _is_late(end, ended_by_slurm=True) else CANCELLED)
+
+
+def _cause_by_stop(end: Ending) -> Cause | None:
+    """The cause of an attempt that was asked to stop and did; None when it was not."""
+    stop = end.first(rank_records.STOPPED)
+    started = len(end.never_began) < end.tasks
+    killed_early = end.exit_code in KILLED_EARLY and bool(end.never_began) and not end.ends
+    # The record of a stop may be missing where the disk is full; the code is the trainer's own.
+    saved = end.exit_code == EXIT_REQUEUE and end.first(rank_records.CRASH) is None
+    if stop is None and not saved and not killed_early:
+        return None
+    request = stop.stop if stop is not None else None
+    if request == "TIME" or _is_late(end, ended_by_slurm=False):
+        return Cause(name=TIMEOUT)
+    if request == "INT":
+        return Cause(name=CANCELLED)
+    return Cause(name=SIGNALLED, detail="" if started else "before the ranks had begun")
+
+
+def _cause_by_failure(end: Ending) -> Cause:
+    """The cause of an attempt that nobody stopped and that did not finish."""
+    if end.dead_nodes:
+        return _node_failure(end)
+    crash = end.first(rank_records.CRASH)
+    if crash is not None:
+        return Cause(name=CRASH, detail=f"{crash.host}: {crash.message}")
+    if end.exit_code in FATAL_SIGNALS and not end.never_began:
+        signal = FATAL_SIGNALS[end.exit_code]
+        return Cause(name=CRASH, detail=f"a process was killed by {signal}")
+    lost_peer = end.first(rank_records.LOST_PEER) is not None
+    if end.accounting is not None and not lost_peer:
+        return Cause(name=CRASH, detail=f"sacct says {end.accounting}")
+    if _died_beside_the_batch_script(end):
+        return Cause(name=CRASH, detail=_silent_detail(end))
+    if end.never_began or lost_peer or end.exit_code is None:
+        return _node_failure(end)
+    return Cause(name=CRASH, detail=_silent_detail(end))
+
+
+def _silent_detail(end: Ending) -> str:
+    """What is known of ranks that left no record of their end."""
+    ranks = ", ".join(map(str, end.silent[:8]))
+    how = "left no record of its end"
+    if end.exit_code == KILLED:
+        how = "was killed by SIGKILL"
+    return f"rank {ranks} {how}; exit code {end.exit_code}"
+
+
+def _node_failure(end: Ending) -> Cause:
+    """A lost node, with its name where it is known."""
+    lost = end.first(rank_records.LOST_PEER)
+    detail = ""
+    if end.never_began:
+        detail = f"{len(end.never_began)} of {end.tasks} processes never began"
+    elif lost is not None:
+        detail = f"{lost.host}: {lost.message}"
+    return Cause(name=NODE_FAILURE, nodes=_suspects(end), detail=detail)
+
+
+def _suspects(end: Ending) -> tuple[str, ...]:
+    """The nodes that dead ones, ranks that never began, or silent ranks give away; none when that
+    would be all of several.
+    """
+    suspects = set(end.dead_nodes) or set(_nodes_of(end, end.never_began))
+    if not suspects and end.exit_code is not None:
+        # The first node is that of the batch script, which lives.
+        suspects = set(_nodes_of(end, end.silent)) - set(end.nodes[:1])
+    if len(end.nodes) > 1 and suspects >= set(end.nodes):
+        return ()
+    return tuple(sorted(suspects))
+
+
+def _died_beside_the_batch_script(end: Ending) -> bool:
+    """Whether the silent ranks are all on the first node, which lives with the batch script."""
+    if end.exit_code is None or end.never_began or not end.silent:
+        return False
+    return _nodes_of(end, end.silent) == list(end.nodes[:1])
+
+
+def _nodes_of(end: Ending, ranks: Sequence[int]) -> list[str]:
+    """The nodes of ``ranks``; srun fills one node after the other."""
+    per_node = max(1, end.tasks // max(1, len(end.nodes)))
+    names = []
+    for rank in ranks:
+        record = end.records.get(rank)
+        if record is not None and record.host:
+            names.append(record.host)
+        elif rank // per_node < len(end.nodes):
+            names.append(end.nodes[rank // per_node])
+    return sorted(set(names))
+
+
+def _peer_died(end: Ending) -> bool:
+    """Whether a node was lost before anybody was asked to stop."""
+    if end.dead_nodes:
+        return True
+    lost = end.first(rank_records.LOST_PEER)
+    own_fault = end.first(rank_records.CRASH) is not None or _died_beside_the_batch_script(end)
+    return lost is not None and lost.stop is None and not own_fault
+
+
+def _is_late(end: Ending, *, ended_by_slurm: bool) -> bool:
+    """Whether the time limit is there, or so near that Slurm has warned of it."""
+    warning_s = end.limit_s - end.signal_delay_s - SIGNAL_EARLY_S
+    return end.elapsed_s >= (end.limit_s if ended_by_slurm else warning_s)
 
 
 def _preempted_now(slurm: Mapping[str, str], started: float) -> bool:

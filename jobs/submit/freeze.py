@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jobs.attempt.causes import budgets_from
+from jobs.attempt.decision import budgets_from
 from jobs.ledger import Entry
 from jobs.submit.binds import binds_of, cache_binds, hf_home, outermost
 from jobs.submit.options import SlurmOptions
@@ -62,6 +62,7 @@ def job_record(
         "cluster": job.shape.cluster.name,
         "nodes": job.shape.nodes,
         "ranks": job.shape.ranks,
+        "tasks": job.shape.nodes * job.shape.ranks_per_node,
         "gpus": job.shape.gpus,
         "limit_s": options.timeout_min * 60,
         "signal_delay_s": options.signal_delay_s,

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
-from jobs.attempt.bookkeeping import close_attempt, saved_step
-from jobs.attempt.causes import CANCELLED, DONE, ERROR, TIMEOUT, decide
+from jobs.attempt.bookkeeping import close_attempt, last_step, saved_step
+from jobs.attempt.causes import CANCELLED, DONE, Cause, cause_of
+from jobs.attempt.decision import Decision, decide
+from jobs.attempt.evidence import ShellEvidence, ending_seen
 from jobs.environment import run_environment
 from jobs.ownership import living_owners
 from jobs.rank_logs import log_file, tail_of
@@ -25,8 +27,8 @@ from jobs.submit.options import LocalOptions
 from jobs.submit.plan import Job, SweepPlan
 from jobs.submit.report import varying_overrides
 from jobs.submit.snapshot import git_state
-from trainer.base import atomic, run_owner
-from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
+from trainer.base import atomic, memory, run_owner
+from trainer.base.errors import UserError
 from trainer.base.processes import process_start
 from trainer.base.run_folder import last_attempt, log_folder
 from trainer.base.run_owner import new_launch
@@ -58,12 +60,12 @@ def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_pa
             ledger.append(ledger_path, [ledger.submitted(entry, ledger.LOCAL, time.time())])
             log = log_file(job.run, last_attempt(job.run) + 1, 0)
             _print(f"{entry.name}: its log is {log}")
-            code = _run_job(job, record, options)
+            last = _run_job(job, record, options)
             run_owner.release(job.run, owners[job.run])
-            if code == EXIT_OK:
+            if last.cause == DONE:
                 _print(f"{entry.name}: done")
                 continue
-            _print(f"{entry.name}: failed with exit code {code}")
+            _print(f"{entry.name}: failed: {last.why}")
             overrides = " ".join(varying[job.index])
             failures.append(f"{entry.name} ({overrides}):\n{tail_of(job.run)}")
     finally:
@@ -86,10 +88,12 @@ def _record(
         "overrides": list(job.overrides),
         "signature": job.signature,
         "ranks": job.shape.ranks,
+        "tasks": job.shape.ranks,
         "gpus": job.shape.gpus,
         "git": git,
         "limit_s": options.timeout_min * 60,
-        "budgets": {"timeout": options.max_retries},
+        # Whatever else ends a run here would end it again: there is no other node.
+        "budgets": {"timeout": options.max_retries, "preempted": options.max_retries},
         "image": {},
     }
 
@@ -107,16 +111,15 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _run_job(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
-    """Run attempts until one ends otherwise than with a saved stop. Returns the last exit code."""
-    for _ in range(options.max_retries):
-        code = _run_recorded_attempt(job, plan, options)
-        if code != EXIT_REQUEUE:
-            return code
-    return _run_recorded_attempt(job, plan, options)
+def _run_job(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> Decision:
+    """Run attempts until the run is not to go on. Returns the last decision."""
+    decision = _run_recorded_attempt(job, plan, options)
+    while decision.requeue:
+        decision = _run_recorded_attempt(job, plan, options)
+    return decision
 
 
-def _run_recorded_attempt(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> int:
+def _run_recorded_attempt(job: Job, plan: Mapping[str, Any], options: LocalOptions) -> Decision:
     """Run one attempt and write its records, also when it is interrupted."""
     number = last_attempt(job.run) + 1
     log_folder(job.run, number).mkdir(parents=True, mode=0o700)
@@ -128,36 +131,41 @@ def _run_recorded_attempt(job: Job, plan: Mapping[str, Any], options: LocalOptio
         "pid": os.getpid(),
         "pid_start": process_start(os.getpid()),
         "start": time.time(),
+        "oom_kills": memory.oom_kills(),
         "step": saved_step(job.run),
     }
     atomic.write_json(log_folder(job.run, number) / "begin.json", started)
-    code: int | None = None
     try:
         code = _run_attempt(job, number, options.timeout_min * 60)
-        return code
-    finally:
-        cause = _cause_of(code)
-        previous = [
-            str(line["cause"]) for line in attempts(job.run) if line.get("launch") == plan["launch"]
-        ]
-        decision = decide(cause, previous, plan["budgets"])
-        close_attempt(
-            job.run,
-            started,
-            dict(plan),
-            cause=cause,
-            exit_code=code,
-            ended=time.time(),
-            why=decision.why,
-            requeue=decision.requeue,
-        )
+    except BaseException:
+        _close(job, started, plan, Cause(name=CANCELLED), None)
+        raise
+    shell = ShellEvidence(exit_code=code if code >= 0 else 128 - code)
+    cause = cause_of(ending_seen(job.run, started, plan, shell, time.time()))
+    return _close(job, started, plan, cause, shell.exit_code)
 
 
-def _cause_of(exit_code: int | None) -> str:
-    """The cause of an end by exit code; None: interrupted."""
-    if exit_code is None:
-        return CANCELLED
-    return {EXIT_OK: DONE, EXIT_REQUEUE: TIMEOUT}.get(exit_code, ERROR)
+def _close(
+    job: Job,
+    started: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    cause: Cause,
+    exit_code: int | None,
+) -> Decision:
+    """Write the attempt's line and return what follows."""
+    earlier = [line for line in attempts(job.run) if line.get("launch") == plan["launch"]]
+    decision = decide(cause, last_step(job.run), earlier, plan["budgets"])
+    close_attempt(
+        job.run,
+        dict(started),
+        dict(plan),
+        cause=cause.name,
+        exit_code=exit_code,
+        ended=time.time(),
+        why=decision.why,
+        requeue=decision.requeue,
+    )
+    return decision
 
 
 def _run_attempt(job: Job, number: int, limit_s: float) -> int:

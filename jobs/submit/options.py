@@ -69,6 +69,10 @@ class SlurmOptions(LauncherOptions):
     """Requeues after a lost node."""
     max_bad_nodes: int = 3
     """Requeues away from nodes that fail the health check."""
+    max_crashes: int = 2
+    """Requeues after a crash or a memory kill; one at the same step as before is never queued
+    again.
+    """
     array_parallelism: int = 256
     """Jobs of one array that run at the same time."""
     max_array_size: int | None = None

@@ -89,7 +89,7 @@ def _setup(
     task = 'bash "$FOLDER/task.sh"'
     if flags:
         task = " ".join(["srun --overlap --nodes=1 --ntasks=1", *flags, task])
-    lines = [f"PYTHON={shlex.quote(python)}"]
+    lines = [*_shell_lines("guard.sh"), f"PYTHON={shlex.quote(python)}"]
     lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines += [*shape.cluster.setup, *(options.setup or [])]
@@ -100,7 +100,11 @@ def _setup(
         f'record() {{ {task} "$PYTHON" -m jobs.attempt "$@"; }}   # a short process, in the image '
         "if there is one"
     ]
-    return [*lines, *files("jobs.attempt").joinpath("batch.sh").read_text().rstrip().splitlines()]
+    return [*lines, *_shell_lines("batch.sh")]
+
+
+def _shell_lines(name: str) -> list[str]:
+    return files("jobs.attempt").joinpath(name).read_text().rstrip().splitlines()
 
 
 SBATCH_KEY = "cluster.sbatch_args"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.base.memory import free_device_bytes, free_host_bytes
+from trainer.base.memory import free_device_bytes, free_host_bytes, oom_kills
 
 GB = 1024**3
 NO_LIMIT_V1 = 9223372036854771712
@@ -72,6 +72,20 @@ def test_more_used_than_allowed_leaves_nothing(proc: Path, tmp_path: Path) -> No
     (proc / "self/cgroup").write_text("0::/job\n")
     group(tmp_path / "cgroup/job", V2, GB, 2 * GB)
     assert free_host_bytes(proc, tmp_path / "cgroup") == 0
+
+
+def test_memory_kills_are_those_of_the_slurm_job(proc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    (proc / "self/cgroup").write_text("0::/slurmstepd.scope/job_7/step_batch\n")
+    assert oom_kills(proc, root) == 0
+    for folder, kills in ((".", 9), ("slurmstepd.scope/job_7", 2)):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "memory.events").write_text(f"oom 5\noom_kill {kills}\n")
+    assert oom_kills(proc, root) == 2
+    (proc / "self/cgroup").write_text("4:memory:/docker\n")
+    (root / "memory/docker").mkdir(parents=True)
+    (root / "memory/docker/memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+    assert oom_kills(proc, root) == 1
 
 
 def test_this_machine_has_some() -> None:

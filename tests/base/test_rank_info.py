@@ -9,6 +9,7 @@ from trainer.base.rank_info import (
     RankInfo,
     RolloutTask,
     first_host,
+    hosts_of,
     rank_from_environment,
     rollout_task,
     tasks_per_node,
@@ -136,6 +137,21 @@ def test_half_an_environment_says_what_is_missing(env: dict[str, str], message: 
 )
 def test_the_first_host(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("", []),
+        ("gpu[08-10,2],cpu1", ["gpu08", "gpu09", "gpu10", "gpu2", "cpu1"]),
+        ("a,b-[1-2]-ib", ["a", "b-1-ib", "b-2-ib"]),
+        ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
+        ("n[1-99999999999]", ["n1"]),
+    ],
+)
+def test_hosts(nodelist: str, hosts: list[str]) -> None:
+    assert hosts_of(nodelist) == hosts
 
 
 def test_tasks_per_node() -> None:

@@ -32,6 +32,7 @@ echo "Submitted batch job $((100 + n))"
 case "$*" in
   *%P*) printf 'low*\\nhigh\\n' ;;
   *%G*) echo "gpu:${GPUS:-8}" ;;
+  *"-N"*%N) cat "$FAKE/nodes" 2>/dev/null ;;
 esac
 """,
     "scontrol": """

@@ -5,6 +5,9 @@ Its "weights" are a hash over all steps, so that an interrupted run equals an un
 if no step was lost or repeated. Settings come from the config: ``trainer.total_training_steps``,
 and the experiment's name says what to do.
 
+With the name ``together`` its ranks meet and exchange a number in every step, as real ones do: a
+rank whose peer is gone then fails with the error of torch's gloo.
+
 ``STANDIN_HOLD_AFTER``: after so many steps of an attempt it makes no more until it is asked to
 stop, or the file ``go`` lies in its run folder: what interrupts it comes in time, however busy the
 machine is.
@@ -18,11 +21,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 from trainer.base import rank_records
+from trainer.base.errors import UserError
+from trainer.base.rank_info import rank_from_environment
 from trainer.launch import run_rank
 
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.05"))
@@ -40,24 +46,31 @@ def train(run: Path) -> int:
         signal.signal(number, lambda n, f: signals.append(signal.Signals(n).name[3:]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    env = os.environ
-    rank = int(env.get("RANK") or env.get("SLURM_PROCID") or "0")
-    world = int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or "1")
+    info = rank_from_environment()
+    rank = info.rank
     attempt = int(os.environ.get("PLIMSOLL_ATTEMPT", "1"))
     name = str(config["trainer"]["experiment_name"])
     print(
-        f"rank {rank} of {world} attempt {attempt} gpus {os.environ.get('CUDA_VISIBLE_DEVICES')} "
+        f"rank {rank} of {info.world_size} attempt {attempt} "
+        f"gpus {os.environ.get('CUDA_VISIBLE_DEVICES')} "
         f"master {os.environ.get('MASTER_ADDR')}",
         flush=True,
     )
     if name.startswith("crash"):
         raise RuntimeError("this job was told to crash")
+    if name == "wrong":
+        raise UserError("trainer.experiment_name=wrong: name it otherwise")
+    if name == "segfault" and attempt == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "exit":
+        os._exit(0)
+    stops = signals_of_all_ranks(run, signals) if name == "together" else lambda: bool(signals)
     total = int(config["trainer"]["total_training_steps"] or 2)
     saved = run / f"state_{rank}.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weights": ""}
     hold = state["step"] + HOLD_AFTER
     deadline = time.monotonic() + HOLD_S
-    while state["step"] < total and not signals:
+    while state["step"] < total and not stops():
         time.sleep(STEP_S)
         if state["step"] >= hold and not (run / "go").exists():
             if time.monotonic() > deadline:
@@ -82,8 +95,17 @@ def train(run: Path) -> int:
     folder = rank_records.attempt_folder(run)
     assert folder is not None
     step = state["step"]
-    rank_records.write_end(folder, rank, kind="stopped", exit_code=85, step=step, stop=signals[0])
+    stop = signals[0] if signals else None
+    rank_records.write_end(folder, rank, kind="stopped", exit_code=85, step=step, stop=stop)
     return 85
+
+
+def signals_of_all_ranks(run: Path, signals: list[str]) -> Callable[[], bool]:
+    """Meet the other ranks; the function tells whether any of them has got a signal."""
+    from trainer.ranks.world import join
+
+    world = join(rank_from_environment(), device="cpu", run_dir=run, meet_s=400, timeout_s=400)
+    return lambda: bool(world.any(int(bool(signals))))
 
 
 def _save(path: Path, state: dict) -> None:

@@ -75,8 +75,8 @@ class Lab:
             stderr=log,
         )
 
-    def attempt(self, **env: str) -> int:
-        return self.start(**env).wait(timeout=200)
+    def attempt(self, index: int = 0, restarts: int = 0, **env: str) -> int:
+        return self.start(index, restarts, **env).wait(timeout=200)
 
 
 @pytest.fixture
@@ -163,10 +163,119 @@ def test_slurm_that_took_the_job_itself_is_not_asked_again(lab: Lab) -> None:
 
 
 def test_a_user_error_is_not_queued_again(lab: Lab) -> None:
-    lab.launch([point(0, trainer__experiment_name="crash")])
+    lab.launch([point(0, trainer__experiment_name="wrong")])
+    assert lab.attempt() == 2
+    (line,) = attempts(lab.run)
+    assert line["cause"] == "error" and calls(lab.fake) == ""
+    assert "name it otherwise" in line["why"]
+    assert "name it otherwise" in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["crash", "exit"])
+def test_a_crash_is_queued_again_once_when_it_comes_again(lab: Lab, name: str) -> None:
+    lab.launch([point(0, trainer__experiment_name=name)])
     assert lab.attempt() == 1
-    assert attempts(lab.run)[0]["cause"] == "error" and calls(lab.fake) == ""
-    assert "told to crash" in (lab.run / "logs/attempt_1/rank_0.log").read_text()
+    assert calls(lab.fake) == "scontrol requeue 100_0\n"
+    assert lab.attempt(restarts=1) == 1
+    assert calls(lab.fake) == "scontrol requeue 100_0\n"
+    assert [line["cause"] for line in attempts(lab.run)] == ["crash", "crash"]
+    assert (
+        "told to crash" in attempts(lab.run)[0]["why"]
+        or "os._exit(0)" in (attempts(lab.run)[0]["why"])
+    )
+
+
+def test_a_segmentation_fault_is_queued_again(lab: Lab) -> None:
+    lab.launch([point(0, trainer__experiment_name="segfault")])
+    assert lab.attempt() == 139
+    assert calls(lab.fake) == "scontrol requeue 100_0\n"
+    assert lab.attempt(restarts=1) == 0
+    assert [line["cause"] for line in attempts(lab.run)] == ["crash", "done"]
+    assert "killed by SIGSEGV" in attempts(lab.run)[0]["why"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 233])
+def test_a_launch_that_failed_is_queued_again_away_from_the_node(
+    lab: Lab, tmp_path: Path, code: int
+) -> None:
+    """srun exits with 0 after it lost a node, too."""
+    lab.launch([point(0)])
+    srun = (tmp_path / "bin/srun").read_text()
+    refusal = f'case "$*" in *_submit*) echo "srun: error: launch failed" >&2; exit {code} ;; esac'
+    put(tmp_path / "bin", "srun", f"{refusal}\n{srun}")
+    assert lab.attempt() == (code or 1)
+    (line,) = attempts(lab.run)
+    assert (line["cause"], line["bad_nodes"]) == ("node_failure", ["n1"])
+    assert calls(lab.fake) == "scontrol requeue 100_0\nscontrol update JobId=100_0 ExcNodeList=n1\n"
+
+
+def test_a_node_without_a_word_in_the_node_check_is_lost(lab: Lab, tmp_path: Path) -> None:
+    lab.launch([point(0)])
+    put(tmp_path / "bin", "srun", "exit 1")
+    assert lab.attempt() == 1
+    assert attempts(lab.run)[0]["cause"] == "node_failure"
+    assert not (lab.run / "logs/attempt_1/rank_0.log").exists()
+
+
+def test_of_two_nodes_the_one_on_which_nothing_starts_is_avoided(lab: Lab, tmp_path: Path) -> None:
+    lab.launch([point(0, trainer__experiment_name="crash")])
+    srun = (tmp_path / "bin/srun").read_text()
+    put(tmp_path / "bin", "srun", f'case "$*" in *--nodelist=n2*) exit 1 ;; esac\n{srun}')
+    lab.attempt(SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="n[1-2]")
+    (line,) = attempts(lab.run)
+    assert (line["cause"], line["bad_nodes"]) == ("node_failure", ["n2"])
+
+
+@pytest.mark.parametrize("case", ["begin", "setup", "folder"])
+def test_an_attempt_that_cannot_begin_is_queued_again_elsewhere(lab: Lab, case: str) -> None:
+    """The run folder can't be written there, the site's setup fails, or the folder isn't there."""
+    lab.launch([point(0)], setup=["exit 3"] if case == "setup" else None)
+    if case == "begin":
+        (lab.run / "logs").write_text("in the way, as a read-only file system would be")
+    if case == "folder":
+        lab.run.rename(lab.run.with_name("moved"))
+    assert lab.attempt() == 1
+    once = "scontrol requeue 100_0\nscontrol update JobId=100_0 ExcNodeList=n1\n"
+    assert calls(lab.fake) == once
+    for restart in range(1, 5):
+        assert lab.attempt(restarts=restart) == 1
+    assert calls(lab.fake) == once * 3  # then it stops
+    (note,) = lab.sweep.glob(".submitit/*/cannot_begin_0")
+    assert note.read_text().count(" n1: exit code ") == 5
+    assert "no attempt could begin on n1" in (lab.fake / "batch.log").read_text()
+
+
+def test_a_job_that_slurm_ends_is_not_queued_again_because_it_cannot_begin(lab: Lab) -> None:
+    lab.launch([point(0)], setup=["exit 3"])
+    (lab.fake / "job").write_text("JobState=COMPLETING Restarts=0 PreemptTime=None")
+    assert lab.attempt() == 1
+    assert calls(lab.fake) == ""
+
+
+def test_where_nothing_can_be_written_slurms_own_count_bounds_the_restarts(lab: Lab) -> None:
+    lab.launch([point(0)], setup=["exit 3"])
+    (note,) = [folder / "cannot_begin_0" for folder in lab.sweep.glob(".submitit/*")]
+    note.mkdir()
+    assert lab.attempt(restarts=19) == 1 and "requeue" in calls(lab.fake)
+    before = calls(lab.fake)
+    assert lab.attempt(restarts=20) == 1 and calls(lab.fake) == before
+
+
+def test_a_node_is_avoided_as_well_as_those_before_while_enough_are_left(lab: Lab) -> None:
+    lab.launch([point(0, trainer__experiment_name="x", cluster={"min_shm_gb": 1e6})])
+    job = "JobState=RUNNING Restarts=0 PreemptTime=None ExcNodeList=n7"
+    (lab.fake / "job").write_text(job)
+    (lab.fake / "nodes").write_text("n1\nn2\nn3\n")
+    assert lab.attempt() == 77
+    assert "ExcNodeList=n7,n1" in calls(lab.fake)
+    (lab.fake / "nodes").write_text("n1\nn2\n")  # both are on the list that the fake expands
+    (lab.fake / "calls").unlink()
+    lab.attempt(restarts=1)
+    assert calls(lab.fake) == "scontrol requeue 100_0\n"
+    assert (
+        "n1 is not excluded: 0 other nodes are left, 1 wanted"
+        in (lab.fake / "batch.log").read_text()
+    )
 
 
 def test_an_unfit_node_is_left_and_avoided(lab: Lab) -> None:

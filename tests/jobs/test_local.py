@@ -26,7 +26,7 @@ def test_a_failing_job_stops_no_other_and_is_shown(
     runs = {
         e.name: [a["cause"] for a in attempts(Path(e.run))] for e in ledger.read(tmp_path / "l")
     }
-    assert runs == {"sweep/0": ["error"], "sweep/1": ["done"]}
+    assert runs == {"sweep/0": ["crash"], "sweep/1": ["done"]}
     good = next(Path(e.run) for e in ledger.read(tmp_path / "l") if e.name == "sweep/1")
     (line,) = attempts(good)
     assert (line["nodes"], line["step_from"], line["step_to"], line["requeue"]) == (

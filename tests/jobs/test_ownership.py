@@ -14,6 +14,7 @@ import pytest
 from jobs import ledger
 from jobs.__main__ import main
 from jobs.attempt.bookkeeping import begin
+from jobs.attempt.decision import Decision
 from jobs.evidence import states_of
 from jobs.hydra_entry import launch_here, launch_on_slurm
 from jobs.records import append_line, attempts
@@ -264,9 +265,9 @@ def test_the_jobs_of_a_local_sweep_own_their_folders_until_each_has_ended(
     seen: list[dict[int, Owner | None]] = []
     runs = [tmp_path / f"r{n}" for n in range(2)]
 
-    def look(*_: object) -> int:
+    def look(*_: object) -> Decision:
         seen.append({n: owner_of(run) for n, run in enumerate(runs)})
-        return 0
+        return Decision(requeue=False, cause="done", why="finished")
 
     monkeypatch.setattr("jobs.submit.local._run_job", look)
     points = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,18 @@ SILENT = FolderEvidence(attempts=(), begun=1, last_write=NOW - GRACE_S - 5)
             "n1",
         ),
         (FolderEvidence(attempts=(line("done"),), begun=1), "RUNNING", None, "COMPLETED", ""),
+        (FolderEvidence(attempts=(line("crash"),), begun=1), None, "COMPLETED", "FAILED", "so"),
+        (SILENT, None, "COMPLETED", "LOST", "Slurm says COMPLETED; the batch script left no"),
+        # Rank 0 has finished; the batch script could not write the attempt's line.
+        (replace(SILENT, finished=True), None, "FAILED", "COMPLETED", "left no record"),
+        (replace(SILENT, finished=True), "COMPLETING", None, "COMPLETING", ""),
+        (
+            replace(SILENT, finished=True, launch_begun=False),
+            None,
+            "FAILED",
+            "FAILED",
+            "Slurm says FAILED",
+        ),
     ],
 )
 def test_state(

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NODES = 7
+"""Nodes of the Slurm lab, ``n1`` and so on."""
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
@@ -23,7 +25,7 @@ def _free_base_port() -> int:
     for attempt in range(blocks):
         base = 28200 + (os.getpid() + attempt) % blocks * 40
         try:
-            for port in (base, base + 1, *range(base + 11, base + 15)):
+            for port in (base, base + 1, *range(base + 11, base + 11 + NODES)):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
         except OSError:
@@ -47,7 +49,7 @@ def slurm_lab() -> Iterator[Path]:
     lab = Path(tempfile.mkdtemp(prefix="plimsoll-slurm-"))
     os.chmod(lab, 0o755)
     up = subprocess.run(
-        [str(ROOT / "slurm/dev/up.sh"), str(lab), "4", str(_free_base_port())],
+        [str(ROOT / "slurm/dev/up.sh"), str(lab), str(NODES), str(_free_base_port())],
         capture_output=True,
         text=True,
         timeout=900,

@@ -47,9 +47,16 @@ class Sweep:
     """One launch with the stand-in worker."""
 
     def __init__(
-        self, folder: Path, points: Sequence[Point], standin: str = "", **options: Any
+        self,
+        folder: Path,
+        points: Sequence[Point],
+        standin: str = "",
+        setup: Sequence[str] = (),
+        **options: Any,
     ) -> None:
-        """Submit ``points``. ``standin`` are variables of the stand-in (``NAME=VALUE``)."""
+        """Submit ``points``. ``standin`` are variables of the stand-in (``NAME=VALUE``), ``setup``
+        further shell lines.
+        """
         self.folder = folder
         self.ledger = folder.parent / "ledger.jsonl"
         settings = {
@@ -57,7 +64,8 @@ class Sweep:
             "timeout_min": 60,
             "signal_delay_s": 30,
             "setup": [
-                f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin {standin}"
+                f"export PYTHONPATH={ROOT} PLIMSOLL_WORKER_MODULE=tests.jobs.standin {standin}",
+                *setup,
             ],
         }
         assert launch_on_slurm(points, {**settings, **options}, folder) == 0

@@ -2,7 +2,8 @@
 
 The scenarios run at the same time, each on its own nodes; the tests then check their ends. The real
 trainer is interrupted once in every way; the quick stand-in is preempted ten times in a row, and
-another one is cancelled.
+others are cancelled, lose one of two nodes, can't be launched, or crash. Slurm's time-outs are its
+defaults: it takes five minutes to call a node down by itself.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,8 +29,11 @@ from jobs import ledger
 from jobs.ledger import Entry
 from jobs.records import attempts
 from tests.system import digits_reward
+from tests.system.conftest import NODES
 from tests.system.slurm_runs import Sweep, causes, dev_point, slurm, state, step, wait
 from tests.system.test_slurm_sweep import Lab
+from trainer.base.rank_info import hosts_of
+from trainer.base.rank_records import read_records
 from trainer.base.run_folder import log_folder, read_json, read_json_lines
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
@@ -45,6 +50,7 @@ EQUAL_METRICS = (
     "response_length/mean",
     "actor/lr",
 )
+ALL_NODES = [f"n{number}" for number in range(1, NODES + 1)]
 INTERRUPTIONS = ["preempted", "signalled", "requeued", "timeout", "node_failure"]
 
 
@@ -73,6 +79,9 @@ def scenarios(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "undisturbed": _run_undisturbed,
         "preempted": _preempt_often,
         "cancelled": _cancel,
+        "lost peer": _lose_one_of_two_nodes,
+        "not launched": _kill_the_daemon_before_the_launch,
+        "crashed": _crash_once,
     }
     with ThreadPoolExecutor(len(functions)) as pool:
         scenarios.runs |= {
@@ -83,7 +92,7 @@ def scenarios(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def _all_nodes_except(*nodes: str) -> str:
     """The value of ``exclude`` that leaves ``nodes``."""
-    return ",".join(node for node in ("n1", "n2", "n3", "n4") if node not in nodes)
+    return ",".join(node for node in ALL_NODES if node not in nodes)
 
 
 def _trainer(
@@ -110,11 +119,20 @@ def _trainer(
     return next(e for e in ledger.read(scenarios.root / "ledger.jsonl") if e.sweep == name)
 
 
-def _standin(scenarios: Scenarios, name: str, node: str, steps: int, standin: str = "") -> Entry:
-    sweep = Sweep(
-        scenarios.root / name, [dev_point(0, name, steps)], standin, exclude=_all_nodes_except(node)
-    )
-    return sweep.entry(0)
+def _standin(
+    scenarios: Scenarios,
+    name: str,
+    nodes: Sequence[str],
+    steps: int,
+    standin: str = "",
+    *,
+    setup: Sequence[str] = (),
+    **settings: Any,
+) -> Entry:
+    """Submit the stand-in, which has the name of the sweep, for ``nodes``."""
+    point = dev_point(0, name, steps, **settings)
+    exclude = _all_nodes_except(*nodes)
+    return Sweep(scenarios.root / name, [point], standin, setup, exclude=exclude).entry(0)
 
 
 def _finish(entry: Entry) -> Entry:
@@ -201,26 +219,55 @@ def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
 
 
 def _lose_the_node(entry: Entry, lab: Path) -> None:
-    """Kill the node's daemon and every process of the job there. Slurm notices by itself
-    (SlurmdTimeout).
-    """
+    """Kill the node's daemon and every process of the job there."""
     node = _node_of(entry)
-    array = entry.job.split("_")[0]
-    file = lab / f"pid/slurmd-{node}.pid"
-    _kill(int(file.read_text()))
-    for marker in (f"slurmstepd: [{array}.", f"SLURM_ARRAY_JOB_ID={array} "):
-        for pid in [pid for pid, text in _processes() if marker in text]:
-            _kill(pid)
-    wait(
-        lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), f"the loss of {node}", entry
-    )
+    _kill_daemon(lab, node)
+    _kill_job_processes(entry)
+    _declare_down(node)
     # The tests that follow need a node of that name.
+    _start_daemon(lab, node)
+
+
+def _kill_daemon(lab: Path, node: str) -> None:
+    _kill(int((lab / f"pid/slurmd-{node}.pid").read_text()))
+
+
+def _start_daemon(lab: Path, node: str) -> None:
     with (lab / f"log/slurmd-{node}.out").open("ab") as log:
         daemon = shutil.which("slurmd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         new_daemon = subprocess.Popen(
             [str(daemon), "-D", "-N", node], stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
-    file.write_text(str(new_daemon.pid))
+    (lab / f"pid/slurmd-{node}.pid").write_text(str(new_daemon.pid))
+
+
+def _declare_down(node: str) -> None:
+    """Do what Slurm does by itself after SlurmdTimeout, and wait until it is done."""
+    slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed")
+    wait(lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), f"the loss of {node}")
+
+
+def _kill_job_processes(entry: Entry, node: str = "") -> None:
+    """Kill every process of a job, or those on one of its nodes, with Slurm's own that watch
+    them.
+    """
+    array = entry.job.split("_")[0]
+    watchers = f"slurmstepd: [{array}."
+    job = f"SLURM_ARRAY_JOB_ID={array} "
+    place = f"SLURMD_NODENAME={node} " if node else ""
+    processes = [(pid, text) for pid, text in _processes() if job in text and place in text]
+    victims = [pid for pid, _ in processes]
+    if node:
+        victims += [_parent_of(pid) for pid in victims]
+    else:
+        victims += [pid for pid, text in _processes() if watchers in text]
+    for pid in victims:
+        _kill(pid)
+
+
+def _parent_of(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text.rpartition(")")[2].split()[1])
 
 
 def _processes() -> list[tuple[int, str]]:
@@ -247,7 +294,7 @@ def _kill(pid: int) -> None:
 
 
 def _preempt_often(scenarios: Scenarios) -> Entry:
-    entry = _standin(scenarios, "preempted", "n4", STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
+    entry = _standin(scenarios, "preempted", ["n4"], STANDIN_STEPS, "STANDIN_HOLD_AFTER=5")
     for number in range(PREEMPTIONS):
         _interrupt(entry, scenarios.lab, _preempt, number, after_steps=3)
     (Path(entry.run) / "go").touch()
@@ -255,7 +302,7 @@ def _preempt_often(scenarios: Scenarios) -> Entry:
 
 
 def _cancel(scenarios: Scenarios) -> Entry:
-    entry = _standin(scenarios, "cancelled", "n3", 100000)
+    entry = _standin(scenarios, "cancelled", ["n3"], 100000)
     wait(lambda: step(entry) >= 10, "ten steps", entry)
     slurm("scancel", entry.job)
     states: list[str] = []
@@ -267,6 +314,53 @@ def _cancel(scenarios: Scenarios) -> Entry:
     wait(is_cancelled, "the cancellation", entry)
     assert set(states) <= {"RUNNING", "COMPLETING", "ENDING", "CANCELLED"}, states  # never LOST
     return entry
+
+
+def _lose_one_of_two_nodes(scenarios: Scenarios) -> Entry:
+    """The second node dies with all that runs there. Slurm goes on calling the job RUNNING."""
+    entry = _standin(
+        scenarios,
+        "together",
+        ["n5", "n6", "n7"],
+        STANDIN_STEPS,
+        "STANDIN_HOLD_AFTER=12",
+        trainer__nnodes=2,
+        trainer__device="cpu",
+    )
+    wait(lambda: step(entry) >= 12, "twelve steps", entry)
+    first, second = hosts_of(_node_of(entry))
+    _kill_daemon(scenarios.lab, second)
+    _kill_job_processes(entry, second)
+    wait(lambda: causes(entry), f"the end without {second}", entry)
+    # What Slurm does by itself after five minutes; until then the job is COMPLETING.
+    _declare_down(second)
+    _start_daemon(scenarios.lab, second)
+    (Path(entry.run) / "go").touch()
+    assert first in ALL_NODES
+    return _finish(entry)
+
+
+def _kill_the_daemon_before_the_launch(scenarios: Scenarios) -> Entry:
+    """The node's daemon dies while the batch script is still at the user's setup lines."""
+    mark = scenarios.root / "setup"
+    entry = _standin(
+        scenarios,
+        "launch",
+        ["n3", "n4"],
+        10,
+        setup=[f"touch {mark}; until [ -e {mark}.go ]; do sleep 0.1; done; true"],
+    )
+    wait(mark.exists, "the setup lines", entry)
+    node = slurm("squeue", "-h", "-j", entry.job, "-o", "%N").strip()
+    _kill_daemon(scenarios.lab, node)
+    mark.with_name("setup.go").touch()
+    wait(lambda: causes(entry), "the end of the launch", entry)
+    _start_daemon(scenarios.lab, node)
+    return _finish(entry)
+
+
+def _crash_once(scenarios: Scenarios) -> Entry:
+    return _finish(_standin(scenarios, "segfault", ["n3"], 10))
 
 
 def _metrics(entry: Entry) -> dict[int, dict[str, float]]:
@@ -351,3 +445,28 @@ def test_a_cancelled_run_saves_and_stays_cancelled(scenarios: Scenarios) -> None
         ).strip()
         == ""
     )
+
+
+def test_a_node_lost_under_slurms_default_time_outs_is_left(scenarios: Scenarios) -> None:
+    entry = scenarios.ended("lost peer")
+    lost, last = attempts(Path(entry.run))
+    assert (lost["cause"], last["cause"]) == ("node_failure", "done"), lost["why"]
+    assert lost["requeue"] and lost["bad_nodes"] == hosts_of(lost["nodes"])[1:]
+    assert not set(lost["bad_nodes"]) & set(hosts_of(last["nodes"]))
+    ends = [record.end for record in read_records(log_folder(Path(entry.run), 1)).values()]
+    assert ends[0] is not None and ends[0].kind == "lost_peer" and ends[1] is None
+    assert (last["step_from"], last["step_to"]) == (12, STANDIN_STEPS)
+
+
+def test_a_launch_that_failed_is_queued_again_on_another_node(scenarios: Scenarios) -> None:
+    entry = scenarios.ended("not launched")
+    failed, last = attempts(Path(entry.run))
+    assert (failed["cause"], last["cause"]) == ("node_failure", "done"), failed["why"]
+    assert failed["bad_nodes"] == [failed["nodes"]] != [last["nodes"]]
+
+
+def test_a_crash_is_queued_again(scenarios: Scenarios) -> None:
+    entry = scenarios.ended("crashed")
+    crash, last = attempts(Path(entry.run))
+    assert (crash["cause"], last["cause"]) == ("crash", "done")
+    assert crash["exit_code"] == 139 and "SIGSEGV" in crash["why"]

@@ -40,6 +40,24 @@ def free_device_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
+def oom_kills(proc: Path = Path("/proc"), cgroup_root: Path = CGROUP_ROOT) -> int:
+    """How many processes the kernel has killed for their memory in this process's cgroup.
+
+    In a Slurm job that is the job's group on this node, with all its steps. 0 where the kernel
+    does not say.
+    """
+    counts: list[int] = []
+    for folder, files in _cgroups(proc / "self" / "cgroup", cgroup_root):
+        name = "memory.events" if files == V2_FILES else "memory.oom_control"
+        for line in _read(folder / name).splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill" and value.isdigit():
+                counts.append(int(value))
+                if folder.name.startswith("job_"):
+                    return int(value)
+    return counts[-1] if counts else 0
+
+
 def _available_bytes(meminfo: Path) -> int:
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):

@@ -28,6 +28,9 @@ _SRUN_FIX = (
     f"{SLURM_SWITCH}=1 wants a process started by srun; unset {SLURM_SWITCH} to run without Slurm"
 )
 
+MAX_NODES = 100_000
+"""Most nodes that a span of a node list stands for; a longer one is no node list."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
@@ -140,6 +143,31 @@ def first_host(nodelist: str) -> str:
         text, rest = _until_bracket(rest)
         host += re.split(r"[,-]", numbers)[0] + text
     return host
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """The hosts of a Slurm node list, in its order: ``gpu[08-10],cpu1`` -> gpu08, gpu09, gpu10,
+    cpu1.
+    """
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        names = [""]
+        for text, numbers in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
+            names = [name + text + number for name in names for number in _numbers(numbers)]
+        hosts += names
+    return hosts
+
+
+def _numbers(text: str) -> list[str]:
+    """The numbers in a bracket of a node list, with their leading zeros: ``08-10,12``."""
+    numbers: list[str] = []
+    for span in text.split(","):
+        low, _, high = span.partition("-")
+        if not (low.isdigit() and high.isdigit() and int(high) - int(low) < MAX_NODES):
+            numbers.append(low)
+            continue
+        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    return numbers
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -66,7 +66,9 @@ class RankEnd:
     step: int = 0
     """The newest step that was logged, or saved."""
     stop: str | None = None
-    """Why a rank stopped: the signal that it got, or TIME when the time limit was near."""
+    """Why a rank stopped: the signal that it got, or TIME when the time limit was near. With an
+    error: the signal that it had got before.
+    """
     message: str = ""
     """First line of the error."""
     text: str = ""
@@ -95,9 +97,8 @@ def task_number(env: Mapping[str, str] | None = None) -> int:
     Processes on nodes that hold only vLLM servers have the numbers after the last rank's.
     """
     env = os.environ if env is None else env
-    text = env.get("RANK", "0")
-    if "RANK" not in env and env.get(SLURM_SWITCH) == "1":
-        text = env.get("SLURM_PROCID", "0")
+    # As in rank_from_environment: under srun a RANK is what somebody's shell has left behind.
+    text = env.get("SLURM_PROCID" if env.get(SLURM_SWITCH) == "1" else "RANK", "0")
     return int(text) if text.isdigit() else 0
 
 

@@ -81,7 +81,13 @@ class RankRun:
             text = "".join(traceback.format_exception(error)).rstrip()
         code = 1 if user_error is None else EXIT_USER
         kind = kind_of(error)
-        written = self._write(kind, code, message=first_line(explained or error), text=text)
+        written = self._write(
+            kind,
+            code,
+            stop=signals.requested(),
+            message=first_line(explained or error),
+            text=text,
+        )
         if not written or os.environ.get(LAUNCHED) != "1":
             _print_error(text)
         return code
@@ -181,7 +187,7 @@ def _exits_reported(rank: RankRun) -> Iterator[None]:
             "before the run had finished: have it raise an exception, or return"
         )
         rank.failed(error)
-        real_exit(status or 1)
+        real_exit(1)
 
     os._exit = reported_exit  # type: ignore[assignment]
     try:
