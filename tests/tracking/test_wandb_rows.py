@@ -189,3 +189,16 @@ def test_one_process_at_a_time_sends_a_run(
     assert "another process is sending this run" in capsys.readouterr().err
     tracker.close(0)
     assert server.steps("reward/mean") == [1, 2]
+
+
+def test_a_refused_table_keeps_no_metrics_back(
+    run: Path, server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = make(run, ("wandb",))
+    log_steps(tracker, 1, 1)
+    tracker.log_generations(1, [{"prompt": "1+1=", "answer": "2"}])
+    log_steps(tracker, 2, 3)
+    tracker.close(0)
+    assert main([str(run), "--online"]) == 0  # this server has no place for tables
+    assert server.steps("reward/mean") == [1, 2, 3]
+    assert "W&B took no table of step 1" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from trainer.base import atomic
+from trainer.base.errors import first_line
 from trainer.base.full_disk import WAIT_S
 from trainer.base.json_files import Fields, is_text, optional, read_object
 from trainer.base.masking import mask_values
@@ -246,12 +247,27 @@ class WandbRun:
         if self._sent is not None and self._sent.has(row.step, row.kind, index):
             return
         if row.kind == TABLE:
-            self._run.log({TABLE_NAME: _table(row.values), STEP_AXIS: row.step})
+            if not self._takes_table(row):
+                return
         else:
             self._run.log({**row.values, STEP_AXIS: row.step})
         self.sent_rows += 1
         if self._sent is not None:
             self._sent.add(row.step, row.kind)
+
+    def _takes_table(self, row: Row) -> bool:
+        """Hand a table to W&B; False, with a warning, for one that it refuses: metrics go on."""
+        try:
+            self._run.log({TABLE_NAME: _table(row.values), STEP_AXIS: row.step})
+        except ConnectionError:  # the service is gone
+            raise
+        except Exception as error:
+            sys.stderr.write(
+                f"[WARNING] W&B took no table of step {row.step}: {type(error).__name__}: "
+                f"{first_line(error)}. It is in generations/.\n"
+            )
+            return False
+        return True
 
     @property
     def folder(self) -> Path | None:
