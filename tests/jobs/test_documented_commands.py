@@ -73,8 +73,6 @@ def place(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (tmp_path / "old").rglob("*.yaml"):
         path.write_text(path.read_text().replace("/OLD", str(tmp_path / "old")))
     shutil.copytree(tmp_path / "old/grpo", folder / "RUN")
-    for step in (folder / "RUN/checkpoints").glob("step_*"):
-        step.rename(step.with_name("step_400") if "400" in step.name else step)
     for model in ("MODEL", "runs/demo/sft/huggingface"):
         shutil.copytree(tmp_path / "old/model", folder / model)
     for name in ("train.jsonl", "test.jsonl"):

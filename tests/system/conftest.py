@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NODES = 7
+NODES = 9
 """Nodes of the Slurm lab, ``n1`` and so on."""
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 

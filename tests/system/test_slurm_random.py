@@ -1,0 +1,249 @@
+"""Twenty interruptions of one run of two nodes, from a seeded list of all causes, under Slurm's
+default time-outs: the run ends like one that was left alone, and no end is told wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs import ledger
+from jobs.ledger import Entry
+from jobs.records import attempts
+from tests.system import digits_reward
+from tests.system import test_slurm_interruptions as ways
+from tests.system.conftest import NODES
+from tests.system.slurm_runs import causes, slurm, state, step, wait
+from tests.system.test_slurm_sweep import Lab
+from trainer.base.rank_info import hosts_of
+from trainer.base.run_folder import log_folder, read_json, read_json_lines
+
+pytestmark = [pytest.mark.system, pytest.mark.exhaustive, pytest.mark.timeout(5400)]
+STEPS = 70
+ANSWERS_PER_RANK_AND_STEP = 4
+HELD_AFTER = 3
+"""Steps after which an attempt makes no more until it is interrupted."""
+SEED = 20261201
+COUNT = 20
+ALL_NODES = [f"n{number}" for number in range(1, NODES + 1)]
+BUDGETS = [
+    f"hydra.launcher.{name}={COUNT}"
+    for name in ("max_node_failures", "max_bad_nodes", "max_crashes", "max_num_timeout")
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to interrupt a run, and the causes that may be told of it."""
+
+    interrupt: Callable[[Entry, Path], None]
+    causes: tuple[str, ...]
+    saves: bool
+    """Whether the ranks may save before they leave."""
+
+
+def _preempt(entry: Entry, lab: Path) -> None:
+    slurm(
+        *("sbatch", "-p", "high", "-w", _nodes(entry)[-1], "--exclusive", "-t", "1"),
+        *("-o", "/dev/null", "--wrap", "true"),
+    )
+
+
+def _signal(entry: Entry, lab: Path) -> None:
+    slurm("scancel", "--signal=USR2", entry.job)
+
+
+def _terminate(entry: Entry, lab: Path) -> None:
+    slurm("scancel", "--signal=TERM", entry.job)
+
+
+def _requeue(entry: Entry, lab: Path) -> None:
+    slurm("scontrol", "requeue", entry.job)
+
+
+def _kill_rank(entry: Entry, lab: Path) -> None:
+    os.kill(_rank_pid(entry, 1), signal.SIGKILL)
+
+
+def _segfault_rank(entry: Entry, lab: Path) -> None:
+    os.kill(_rank_pid(entry, 0), signal.SIGSEGV)
+
+
+def _abort_rank(entry: Entry, lab: Path) -> None:
+    os.kill(_rank_pid(entry, 1), signal.SIGABRT)
+
+
+def _lose_second_node(entry: Entry, lab: Path) -> None:
+    """Slurm goes on calling the job RUNNING: it takes 300 s to notice by itself."""
+    node = _nodes(entry)[-1]
+    number = len(causes(entry))
+    ways._kill_daemon(lab, node)
+    ways._kill_job_processes(entry, node)
+    wait(lambda: len(causes(entry)) > number, f"the end without {node}", entry)
+    ways._declare_down(node)
+    ways._start_daemon(lab, node)
+
+
+def _lose_first_node(entry: Entry, lab: Path) -> None:
+    """The node of the batch script dies with all processes of the job there."""
+    node = _nodes(entry)[0]
+    ways._kill_daemon(lab, node)
+    ways._kill_job_processes(entry)
+    ways._declare_down(node)
+    ways._start_daemon(lab, node)
+
+
+def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
+    number = len(causes(entry))
+    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=10")
+    wait(lambda: len(causes(entry)) > number, "the time limit", entry)
+    slurm("scontrol", "update", f"JobId={entry.job}", "TimeLimit=60")
+
+
+WAYS = {
+    "preempt": Way(_preempt, ("preempted",), saves=True),
+    "USR2": Way(_signal, ("signalled",), saves=True),
+    "TERM": Way(_terminate, ("signalled",), saves=True),
+    "requeue": Way(_requeue, ("requeued",), saves=True),
+    "time limit": Way(_reach_the_time_limit, ("timeout",), saves=True),
+    "KILL of a rank": Way(_kill_rank, ("crash", "out_of_memory"), saves=False),
+    "SEGV of a rank": Way(_segfault_rank, ("crash",), saves=False),
+    "ABRT of a rank": Way(_abort_rank, ("crash",), saves=False),
+    "second node": Way(_lose_second_node, ("node_failure",), saves=False),
+    "first node": Way(_lose_first_node, ("node_failure",), saves=False),
+}
+
+
+def _list() -> list[str]:
+    """Every way twice, in an order drawn from the seed."""
+    names = sorted(WAYS) * (COUNT // len(WAYS))
+    random.Random(SEED).shuffle(names)
+    return names
+
+
+def _nodes(entry: Entry) -> list[str]:
+    number = len(attempts(Path(entry.run))) + 1
+    begin = read_json(log_folder(Path(entry.run), number) / "begin.json")
+    return hosts_of(str(begin["nodes"]))
+
+
+def _rank_pid(entry: Entry, rank: int) -> int:
+    """The process of a rank of the running attempt."""
+    array = entry.job.split("_")[0]
+    marks = (f"SLURM_ARRAY_JOB_ID={array} ", f"SLURM_PROCID={rank} ", "-m trainer.worker ")
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = [pid for pid, text in ways._processes() if all(mark in text for mark in marks)]
+        return bool(found)
+
+    wait(is_there, f"the process of rank {rank}", entry)
+    return min(found)
+
+
+def _submit(root: Path, lab: Lab, name: str, reward: Path, *nodes: str) -> Entry:
+    lab.sweep(
+        name,
+        "container=none",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.logger=[console,wandb]",
+        f"custom_reward_function.path={reward}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "data.val_max_samples=2",
+        "data.num_workers=0",
+        "trainer.plot_interval=1000",
+        "trainer.checkpoint.save_freq=2",
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=1",
+        "trainer.device=cpu",
+        f'hydra.launcher.exclude="{",".join(n for n in ALL_NODES if n not in nodes)}"',
+        "hydra.launcher.resubmit=always",
+        "hydra.launcher.timeout_min=60",
+        "hydra.launcher.signal_delay_s=580",
+        *BUDGETS,
+    )
+    return next(e for e in ledger.read(root / "ledger.jsonl") if e.sweep == name)
+
+
+def _saved_step(entry: Entry) -> int:
+    manifests = (Path(entry.run) / "checkpoints").glob("step_*/manifest.json")
+    names = [path.parent.name.removeprefix("step_") for path in manifests]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _free_all_nodes(entry: Entry) -> None:
+    """An operator takes repaired nodes in again, which only a pending job lets him do."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and state(entry) == "PENDING":
+        slurm("scontrol", "update", f"JobId={entry.job}", "ExcNodeList=", check=False)
+        return
+
+
+@pytest.fixture(scope="module")
+def runs(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Entry]]:
+    """The interrupted run and the one that was left alone, both at their ends."""
+    root = tmp_path_factory.mktemp("random")
+    lab = Lab(root)
+    del lab.env["PLIMSOLL_WORKER_MODULE"]
+    alone = _submit(root, lab, "alone", Path(digits_reward.__file__), "n6", "n7")
+    held = HELD_AFTER * ANSWERS_PER_RANK_AND_STEP
+    reward = digits_reward.held_copy(root / "reward", held)
+    entry = _submit(root, lab, "interrupted", reward, "n1", "n2", "n3", "n4", "n5")
+    chance = random.Random(SEED)
+    for number, name in enumerate(_list()):
+        target = step(entry) + chance.randrange(1, HELD_AFTER)
+        wait(lambda at=target: step(entry) >= at, f"the steps before {name} ({number})", entry)
+        saved = _saved_step(entry)
+        WAYS[name].interrupt(entry, slurm_lab)
+        wait(lambda at=number: len(causes(entry)) > at, f"the end by {name} ({number})", entry)
+        told = attempts(Path(entry.run))[-1]
+        assert told["cause"] in WAYS[name].causes, (number, name, told)
+        assert told["requeue"], (number, name, told)
+        _free_all_nodes(entry)
+        begin = log_folder(Path(entry.run), number + 2) / "begin.json"
+        wait(begin.exists, f"the attempt after {name} ({number})", entry)
+        assert read_json(begin)["step"] >= saved, (number, name)
+    reward.with_name("hold").unlink()
+    for one in (entry, alone):
+        wait(lambda one=one: state(one) == "COMPLETED", f"the end of {one.name}", one)
+    yield [entry, alone]
+
+
+def _metrics(entry: Entry) -> dict[int, dict[str, float]]:
+    rows = [r for r in read_json_lines(Path(entry.run) / "metrics.jsonl") if "actor/grad_norm" in r]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))  # each step once
+    return {row["step"]: {name: row[name] for name in ways.EQUAL_METRICS} for row in rows}
+
+
+def _weights(entry: Entry) -> dict[str, torch.Tensor]:
+    folder = Path(entry.run) / f"checkpoints/step_{STEPS}/global_step{STEPS}"
+    file = next(iter(folder.glob("*model_states.pt")))
+    return dict(torch.load(file, map_location="cpu", weights_only=False)["module"])
+
+
+def test_twenty_interruptions_change_nothing(runs: list[Entry]) -> None:
+    interrupted, alone = runs
+    assert _metrics(interrupted) == _metrics(alone)
+    weights, expected = _weights(interrupted), _weights(alone)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_no_end_is_told_wrongly(runs: list[Entry]) -> None:
+    told = causes(runs[0])
+    assert len(told) == COUNT + 1 and told[-1] == "done"
+    assert all(cause in WAYS[name].causes for name, cause in zip(_list(), told[:-1], strict=True))
+
+
+def test_it_is_one_wandb_run(runs: list[Entry]) -> None:
+    identity = json.loads((Path(runs[0].run) / "wandb.json").read_text())
+    folders = list((Path(runs[0].run) / "wandb").glob("offline-run-*"))
+    assert folders and {folder.name.rpartition("-")[2] for folder in folders} == {identity["id"]}
