@@ -13,6 +13,7 @@ from jobs.ledger import LOCAL, Entry
 from jobs.run_state import ALIVE, FolderEvidence, RunState, state_of
 from jobs.slurm import JobInfo, Slurm
 from trainer.base import run_folder
+from trainer.base.errors import UserError
 from trainer.base.processes import process_start
 from trainer.base.rank_records import FINISHED, end_file, read_end
 
@@ -58,6 +59,7 @@ def read_evidence(entry: Entry) -> FolderEvidence:
         launch_begun=begun > 0 and begin.get("launch", entry.launch) == entry.launch,
         cancelled=cancelled.get("launch") == entry.launch,
         refused=records.refused(run, entry.launch),
+        folder_exists=run.is_dir(),
         process_alive=entry.job != LOCAL or _process_alive(begin),
         finished=_has_finished(run, begun),
     )
@@ -67,6 +69,15 @@ def _has_finished(run: Path, attempt: int) -> bool:
     """Whether rank 0 of an attempt has recorded that it finished the run."""
     end = read_end(end_file(run_folder.log_folder(run, attempt), 0))
     return end is not None and end.kind == FINISHED
+
+
+def require_folder(entry: Entry) -> None:
+    """Raise UserError when the run's folder was deleted or moved."""
+    if not Path(entry.run).is_dir():
+        raise UserError(
+            f"{entry.name}: there is no run folder {entry.run} any more. If it was moved, move it "
+            "back or link it there; if it was deleted, run its sweep again: it starts anew."
+        )
 
 
 def _process_alive(begin: dict[str, object]) -> bool:

@@ -51,6 +51,9 @@ GRACE_S = 60.0
 lags by seconds.
 """
 
+FOLDER_GONE = "its run folder is not there any more"
+"""Why a run is LOST whose folder was deleted, or moved from where the ledger has it."""
+
 STATES = (*ALIVE, ENDING, COMPLETED, *FAILED, UNKNOWN)
 """All states of a run."""
 
@@ -71,6 +74,8 @@ class FolderEvidence:
     """Whether this launch was ended with ``python -m jobs cancel``."""
     refused: str = ""
     """Why the job of this launch did nothing: another launch owns the folder."""
+    folder_exists: bool = True
+    """Whether there is a run folder where the ledger says."""
     process_alive: bool = True
     """Whether the process of a local run still lives, or is on another machine."""
     finished: bool = False
@@ -131,6 +136,8 @@ def _state_from_records(
         return COMPLETED, ""
     if job is not None and job.state in ALIVE:
         return job.state, job.reason if job.state == "PENDING" else job.nodes
+    if not evidence.folder_exists:
+        return "LOST", FOLDER_GONE
     if evidence.refused:
         return "FAILED", evidence.refused
     if last is not None and not last.get("requeue"):

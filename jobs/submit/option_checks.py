@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.slurm import seconds
 from trainer.base.errors import UserError, shortened
 from trainer.base.masking import holds_secret, secret_refused
 
@@ -107,6 +108,10 @@ def _shown(value: Any) -> str:
 
 def _expected(name: str, value: Any) -> str | None:
     """What the value must be; None when it is."""
+    if name == "timeout_min" and isinstance(value, str) and re.search("[-:]", value):
+        limit_s = seconds(value)  # Slurm's form of a time
+        if limit_s is not None:
+            return f"in minutes: type timeout_min={math.ceil(limit_s / 60)}"
     if name in RANGES:
         low, high = RANGES[name]
         whole = isinstance(value, int) and not isinstance(value, bool)

@@ -40,8 +40,10 @@ class LocalOptions(LauncherOptions):
     """
 
     _target_: str = "hydra_plugins.plimsoll_launcher.LocalLauncher"
-    timeout_min: int = 60
-    """Time limit of one job, minutes."""
+    timeout_min: Any = 60
+    """Time limit of one job, whole minutes. Not ``int``: Hydra would refuse Slurm's form of a time
+    without saying what to type.
+    """
     max_retries: int = 3
     """How often a job that saved and asked to be run again is started again."""
 
@@ -57,8 +59,8 @@ class SlurmOptions(LauncherOptions):
     """Ask ``sbatch --test-only`` about every script, and submit nothing."""
     submitit_folder: str | None = None
     """Where scripts and pickles go. None: ``.submitit`` in the sweep folder."""
-    timeout_min: int = 60
-    """Time limit of one attempt, minutes."""
+    timeout_min: Any = 60
+    """Time limit of one attempt, whole minutes."""
     signal_delay_s: int = 120
     """USR2 is sent this many seconds before the time limit."""
     max_num_timeout: int = 3

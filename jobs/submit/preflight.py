@@ -15,6 +15,7 @@ from jobs.submit.script import argument_problems
 from jobs.submit.shape import Shape
 from jobs.submit.snapshot import image_digest
 from trainer.base.errors import UserError, nearest
+from trainer.base.home import expanded
 from trainer.base.model_shape import ModelShape
 from trainer.base.precision import planned_precision
 from trainer.config import Config
@@ -117,11 +118,8 @@ def _image_problems(shape: Shape) -> list[str]:
 
 def cache_file() -> Path:
     """Where digests of images are remembered."""
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "plimsoll"
-        / "digests.json"
-    )
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(caches, "set XDG_CACHE_HOME") / "plimsoll" / "digests.json"
 
 
 def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:

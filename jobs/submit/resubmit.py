@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ledger
+from jobs.evidence import require_folder
 from jobs.ledger import Entry
 from jobs.ownership import living_owners
 from jobs.run_state import ALIVE
@@ -33,9 +34,11 @@ def resubmit_runs(entries: Sequence[Entry], ledger_path: Path) -> list[Entry]:
     """Submit ``entries`` again, those of one script as one array. The ledger's new entries.
 
     The script is made anew from what the submission stored. Raises UserError for a run without
-    that, for one that ran on the launcher ``local`` or that somebody else has just launched again,
-    and when sbatch refuses.
+    that, for one whose folder is gone, for one that ran on the launcher ``local`` or that somebody
+    else has just launched again, and when sbatch refuses.
     """
+    for entry in entries:
+        require_folder(entry)
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.script, []).append(entry)

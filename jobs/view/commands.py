@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs import ledger
-from jobs.evidence import states_of
+from jobs.evidence import require_folder, states_of
 from jobs.ledger import Entry
 from jobs.records import note_cancelled
 from jobs.run_state import COMPLETED, FAILED, STATES, RunState
@@ -87,6 +87,7 @@ def logs(options: Namespace) -> int:
             f"logs shows one run, and this names {len(entries)}; give SWEEP/INDEX, e.g. "
             f"{entries[0].name}."
         )
+    require_folder(entries[0])
     run = Path(entries[0].run)
     state = states[entries[0].run]
     if last_attempt(run) == 0:
@@ -151,7 +152,7 @@ def compare(options: Namespace) -> int:
     """Metrics side by side."""
     from jobs.view.compare import compare_tables
 
-    entries, _ = _selected(options)
+    entries = _with_folder(_selected(options)[0])
     console = console_of()
     for table in compare_tables(entries, options.metric, options.at, console.width):
         console.print(table)
@@ -162,7 +163,7 @@ def sync(options: Namespace) -> int:
     """Send to W&B what its server lacks."""
     from jobs.view.sync import sync_runs
 
-    entries, _ = _selected(options)
+    entries = _with_folder(_selected(options)[0])
     return sync_runs([Path(entry.run) for entry in entries], dry_run=options.dry_run)
 
 
@@ -180,6 +181,19 @@ def doctor(options: Namespace) -> int:
     for result in results:
         sys.stdout.write(f"{'ok  ' if result.ok else 'FAIL'} {result.check}: {result.detail}\n")
     return 0 if all(result.ok for result in results) else 1
+
+
+def _with_folder(entries: Sequence[Entry]) -> list[Entry]:
+    """The runs whose folder is there; the others are named on stderr. Raises UserError when all
+    are gone.
+    """
+    there = [entry for entry in entries if Path(entry.run).is_dir()]
+    if entries and not there:
+        require_folder(entries[0])
+    for entry in entries:
+        if entry not in there:
+            sys.stderr.write(f"left out {entry.name}: the run folder {entry.run} is gone\n")
+    return there
 
 
 def _names(entries: Sequence[Entry]) -> str:

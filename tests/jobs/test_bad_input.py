@@ -331,3 +331,8 @@ def test_absurd_ranges_of_accounting_end(row: str, count: int | None) -> None:
     tasks = tasks_of(row)
     assert len(tasks) <= MOST_TASKS
     assert count is None or len(tasks) == count
+
+
+def test_a_time_in_slurms_form_is_told_in_minutes() -> None:
+    with pytest.raises(UserError, match=r"must be in minutes: type timeout_min=1440\.$"):
+        slurm_options({"timeout_min": "1-00:00:00"})

@@ -350,3 +350,17 @@ def test_jobs_imports_fast_and_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
     whole = "import sys, jobs.hydra_entry, jobs.submit.executor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", whole], check=True, cwd=ROOT, timeout=300)
+
+
+def test_a_run_folder_that_is_gone_is_named(
+    ledger_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run1").rename(tmp_path / "moved")
+    assert main(["status", "s/1", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"] == "LOST" and "run folder is not there" in shown["reason"]
+    for command in ("resubmit", "logs", "compare", "sync"):
+        assert main([command, "s/1"]) == 2
+        said = capsys.readouterr().err
+        assert f"there is no run folder {tmp_path / 'run1'} any more" in said, command
+        assert "moved, move it back" in said and "Traceback" not in said

@@ -187,3 +187,13 @@ def test_a_model_is_not_made_inside_a_process_group(tmp_path: Path) -> None:
             cached(tmp_path, "x", "recipe", write_model)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_full_disk_names_the_cache_and_what_to_set(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise RuntimeError("Error while serializing: I/O error: No space left (os error 28)")
+
+    with pytest.raises(UserError, match="free space there, or set PLIMSOLL_CACHE") as error:
+        cached(tmp_path / "cache", "tiny", "recipe", full)
+    assert str(tmp_path / "cache") in str(error.value)
+    assert "default_local_dir" not in str(error.value)

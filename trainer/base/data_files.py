@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 from trainer.base.errors import UserError, nearest
+from trainer.base.home import expanded
+from trainer.base.model_folder import require_no_lfs_pointer
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _SKIPPED = {"dataset_info.json", "state.json", "dataset_dict.json"}
@@ -33,7 +35,7 @@ def expand(patterns: str | list[str], key: str) -> list[Path]:
     """
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        path = Path(pattern).expanduser()
+        path = expanded(pattern)
         if path.is_dir():
             files += _files_of_folder(path, key)
         elif path.exists():
@@ -108,6 +110,7 @@ def _require_readable(path: Path, key: str) -> None:
         )
     if not os.access(path, os.R_OK):
         raise UserError(f"{key}: no permission to read {path}")
+    require_no_lfs_pointer(path, key)
 
 
 def _nearest_file(path: Path) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.json_files import parse_object
+from trainer.base.model_folder import KEY, require_no_lfs_pointer
 
-KEY = "actor_rollout_ref.model.path"
 FIELDS = (
     "hidden_size",
     "num_hidden_layers",
@@ -164,6 +164,7 @@ class ModelShape:
         decoder's.
         """
         file = folder / "config.json"
+        require_no_lfs_pointer(file, KEY)
         try:
             values = parse_object(file.read_bytes())
         except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainer.base.errors import UserError, nearest
+from trainer.base.home import expanded
 
 MODULES_FOLDER = "modules"
 """Beside a frozen file: the modules that it imports."""
@@ -29,7 +30,7 @@ def load_module(path: str | Path, *, key: str) -> tuple[ModuleType, Path]:
     Raises UserError, which names ``key``, when the file is missing or fails to load, or when a
     module beside it has the name of another one.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if not file.is_file():
         siblings = sorted(p.name for p in file.parent.glob("*.py")) if file.parent.is_dir() else []
         raise UserError(f"{key}: there is no file {file}{nearest(file.name, siblings)}")

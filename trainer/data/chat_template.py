@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.home import expanded
 from trainer.base.time_limit import TimeLimitExceeded, with_time_limit
 from trainer.config.user_files import is_template
 from trainer.data.messages import Message
@@ -185,7 +185,7 @@ def read_template(value: str | None) -> str | None:
     if value is None or is_template(value):
         return value
     try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
+        return expanded(value).read_text(encoding="utf-8")
     except OSError as e:
         raise UserError(
             f"data.chat_template: {value} is neither a Jinja text nor a readable file "

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -24,7 +25,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.base.atomic import sync_folder, write_json
-from trainer.base.errors import UserError
+from trainer.base.errors import DISK_FULL, UserError
+from trainer.base.home import expanded
 
 FORMAT = 2
 """Of the folders; part of their names, so that versions of this file don't meet in one."""
@@ -44,8 +46,12 @@ LEFT_OVER_S = 86_400.0
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """``cache_dir``, else ``$PLIMSOLL_CACHE``, else ``~/.cache/plimsoll``."""
-    return Path(cache_dir or os.environ.get("PLIMSOLL_CACHE") or "~/.cache/plimsoll").expanduser()
+    """``cache_dir``, else ``$PLIMSOLL_CACHE``, else ``~/.cache/plimsoll``.
+
+    Raises UserError when there is no home folder.
+    """
+    chosen = cache_dir or os.environ.get("PLIMSOLL_CACHE") or "~/.cache/plimsoll"
+    return expanded(Path(chosen), "set PLIMSOLL_CACHE to a folder for the built-in models")
 
 
 def cached(
@@ -69,9 +75,10 @@ def cached(
             with _locked(root / f".{base}.lock", lock_wait_s):
                 folder = _usable(root, base) or _make(root, base, name, build)
     except OSError as e:
+        full = "free space there, or " if e.errno in DISK_FULL else ""
         raise UserError(
-            f"cannot make builtin:{name} in the cache {root}: {e.strerror or e}. "
-            "Set PLIMSOLL_CACHE to a folder you can write to"
+            f"cannot make builtin:{name} in the cache {root}: {e.strerror or e}; "
+            f"{full}set PLIMSOLL_CACHE to a folder you can write to"
         ) from e
     return folder
 
@@ -141,7 +148,7 @@ def _make(root: Path, base: str, name: str, build: Callable[[Path], None]) -> Pa
     _delete_left_over(root, f".{name}-")
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
     try:
-        build(work)
+        _build(build, work)
         _list_files(work)
         wrong = damage(work)
         if wrong is not None:
@@ -158,6 +165,22 @@ def _make(root: Path, base: str, name: str, build: Callable[[Path], None]) -> Pa
     finally:
         shutil.rmtree(work, ignore_errors=True)
     raise AssertionError("there is always another name")
+
+
+def _build(build: Callable[[Path], None], work: Path) -> None:
+    """Call ``build``. safetensors and tokenizers raise errors of their own for a failed write, with
+    the system's number in the text: they become the OSError that they stand for.
+    """
+    try:
+        build(work)
+    except OSError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(work)) from error
 
 
 def _delete_left_over(root: Path, prefix: str) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from trainer.base.errors import UserError, first_line, nearest
+from trainer.base.home import expanded
 from trainer.base.length_limit import require_fits
+from trainer.base.model_folder import KEY, require_model, require_unquantised
 from trainer.base.model_shape import ModelShape
 from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
 
-KEY = "actor_rollout_ref.model.path"
 FAMILIES = ("llama", "qwen2", "qwen3")
 """``model_type`` of the supported families: Llama 2/3 (and SmolLM2), Qwen2 and 2.5, Qwen3."""
 BUILTIN_PREFIX = "builtin:"
@@ -140,9 +140,10 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
         raise UserError(
             f"{KEY}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}"
         )
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if folder.is_dir():
-        return str(_checked(folder))
+        require_model(folder)
+        return str(folder)
     if folder.exists():
         raise UserError(
             f"{KEY}: {path} is a file; give the folder that holds config.json and the weights"
@@ -189,20 +190,6 @@ def _require_fitting_tokenizer(
         )
 
 
-def _checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{KEY}: {folder} has no config.json, so it is no Hugging Face model folder"
-        )
-    if not any(folder.glob("*.safetensors")):
-        held = ", ".join(sorted(f.name for f in folder.iterdir())[:8])
-        raise UserError(
-            f"{KEY}: {folder} has no weights (*.safetensors); it holds {held}. Copy the weights "
-            "there, or convert pytorch_model.bin with save_pretrained"
-        )
-    return folder
-
-
 def _refuse_remote_code(error: Exception, path: str) -> None:
     """Raise UserError when ``error`` says that the model needs its own code.
 
@@ -223,6 +210,7 @@ def _config(source: str, path: str) -> Any:
     except (OSError, ValueError) as e:
         _refuse_remote_code(e, path)
         raise UserError(f"{KEY}: cannot read the model config of {path}: {first_line(e)}") from e
+    require_unquantised(config.to_dict(), path)
     if config.model_type not in FAMILIES:
         raise UserError(
             f"{KEY}: {path} is of the family {config.model_type!r}; supported are "

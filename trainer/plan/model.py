@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainer.base.home import expanded
+
 
 def folder_of(path: str) -> Path | None:
     """The folder of a local model, a built-in one, or a hub model that was downloaded before.
@@ -17,13 +19,13 @@ def folder_of(path: str) -> Path | None:
         except ImportError:
             return None
         return Path(resolve(path))
-    local = Path(path).expanduser()
+    local = expanded(path)
     if local.is_dir():
         return local
     hub = Path(
         os.environ.get("HF_HUB_CACHE")
         or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
     )
-    snapshots = hub.expanduser() / f"models--{path.replace('/', '--')}" / "snapshots"
+    snapshots = expanded(hub, "set HF_HOME") / f"models--{path.replace('/', '--')}" / "snapshots"
     folders = [config.parent for config in snapshots.glob("*/config.json")]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
