@@ -16,6 +16,9 @@ KEY = "actor_rollout_ref.model.path"
 LFS_START = b"version https://git-lfs.github.com/spec/"
 LFS_MAX_BYTES = 1024
 """Longest file that is a Git LFS pointer."""
+READ = (".json", ".safetensors", ".jinja", ".txt", ".model")
+"""Suffixes of the files that are read. Others may stay pointers: a clone often fetches only these.
+"""
 OTHER_WEIGHTS = {
     "*.gguf": "GGUF weights, which are quantised for inference: give the original model of "
     "safetensors files",
@@ -51,7 +54,7 @@ def require_model(folder: Path) -> None:
     """Raise UserError when ``folder`` holds no model that can be trained: no config, adapters
     alone, weights of another format, quantised ones, or pointers of Git LFS.
     """
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.iterdir() if path.suffix in READ):
         require_no_lfs_pointer(file, KEY)
     if not (folder / "config.json").is_file():
         raise UserError(f"{KEY}: {_without_config(folder)}")
