@@ -237,7 +237,7 @@ def _cause_by_failure(end: Ending) -> Cause:
     lost_peer = end.first(rank_records.LOST_PEER) is not None
     if end.accounting is not None and not lost_peer:
         return Cause(name=CRASH, detail=f"sacct says {end.accounting}")
-    if _died_beside_the_batch_script(end):
+    if _died_beside_the_batch_script(end) or _killed_alone(end):
         return Cause(name=CRASH, detail=_silent_detail(end))
     if end.never_began or lost_peer or end.exit_code is None:
         return _node_failure(end)
@@ -284,6 +284,13 @@ def _died_beside_the_batch_script(end: Ending) -> bool:
     return _nodes_of(end, end.silent) == list(end.nodes[:1])
 
 
+def _killed_alone(end: Ending) -> bool:
+    """Whether a rank was killed on a node that answers: srun has its exit code, and no node is
+    dead.
+    """
+    return end.exit_code == KILLED and bool(end.silent) and not end.never_began
+
+
 def _nodes_of(end: Ending, ranks: Sequence[int]) -> list[str]:
     """The nodes of ``ranks``; srun fills one node after the other."""
     per_node = max(1, end.tasks // max(1, len(end.nodes)))
@@ -302,7 +309,8 @@ def _peer_died(end: Ending) -> bool:
     if end.dead_nodes:
         return True
     lost = end.first(rank_records.LOST_PEER)
-    own_fault = end.first(rank_records.CRASH) is not None or _died_beside_the_batch_script(end)
+    crashed = end.first(rank_records.CRASH) is not None
+    own_fault = crashed or _died_beside_the_batch_script(end) or _killed_alone(end)
     return lost is not None and lost.stop is None and not own_fault
 
 
