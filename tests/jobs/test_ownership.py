@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ from jobs.hydra_entry import launch_here, launch_on_slurm
 from jobs.records import append_line, attempts
 from jobs.slurm import Slurm
 from jobs.submit.launch import Point
-from tests.jobs.conftest import calls, point, put
+from tests.jobs.conftest import calls, point, put, until
 from trainer.__main__ import run_on_this_machine
 from trainer.base import atomic, run_owner
 from trainer.base.errors import UserError
@@ -203,15 +206,28 @@ def resubmit(run: Path) -> subprocess.Popen[str]:
     )
 
 
+def opened(gate: Path) -> bool:
+    """Let the process go on that waits at the gate; False while none does."""
+    try:
+        descriptor = os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        assert error.errno == errno.ENXIO  # nobody reads it yet
+        return False
+    os.write(descriptor, b"go\n")
+    os.close(descriptor)
+    return True
+
+
 def test_two_resubmits_at_once_submit_once(queued: Path, fake: Path, tmp_path: Path) -> None:
     """The second never reaches sbatch: not while the first is there, and not when it is back."""
     fail(queued)
     (fake / "squeue").write_text("")
+    gate = fake / "gate"
+    os.mkfifo(gate)
     sbatch = tmp_path / "bin/sbatch"
-    text = sbatch.read_text()
-    # The first sbatch waits until the other resubmit has ended.
-    sbatch.write_text(text.replace("\n", '\n[ -n "$TEST" ] || read < "$FAKE/gate"\n', 1))
-    subprocess.run(["mkfifo", str(fake / "gate")], check=True)
+    # sbatch waits until the other resubmit has ended. Variables do not reach it: the path is given.
+    wait = f"read < {shlex.quote(str(gate))}"
+    sbatch.write_text(sbatch.read_text().replace("\n", f"\n{wait}\n", 1))
     first, second = resubmit(queued), resubmit(queued)
     loser, winner = first, second
     while first.poll() is None and second.poll() is None:
@@ -223,11 +239,11 @@ def test_two_resubmits_at_once_submit_once(queued: Path, fake: Path, tmp_path: P
         loser, winner = second, first
     assert loser.wait(100) == 2
     assert "first/0" in loser.communicate()[1]
-    with (fake / "gate").open("w") as gate:
-        gate.write("go\n")
+    until(lambda: opened(gate) or winner.poll() is not None, 100)
     out, err = winner.communicate(timeout=100)
     assert winner.returncode == 0, err
     assert "resubmitted 1 run(s): first/0" in out and submissions(fake) == 2
+    gate.unlink()
     third = resubmit(queued)
     out, _ = third.communicate(timeout=100)
     assert "left alone first/0: ENDING" in out and submissions(fake) == 2
@@ -297,7 +313,8 @@ def test_a_second_array_refused(
     """What was submitted is said with its ids, and the rest can be submitted later."""
     sbatch = tmp_path / "bin/sbatch"
     good = sbatch.read_text()
-    refuse = '[ ! -e "$FAKE/script0" ] || { echo "sbatch: error: QOSMaxSubmitJob" >&2; exit 1; }'
+    first = shlex.quote(str(fake / "script0"))  # variables do not reach sbatch
+    refuse = f'[ ! -e {first} ] || {{ echo "sbatch: error: QOSMaxSubmitJob" >&2; exit 1; }}'
     sbatch.write_text(good.replace("\n", f"\n{refuse}\n", 1))
     points = [point(n, trainer__n_gpus_per_node=2**n) for n in range(3)]
     with pytest.raises(UserError) as caught:
