@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jobs import records
 from jobs.attempt import causes
-from jobs.ledger import LOCAL, Entry
+from jobs.ledger import LOCAL, PLANNED, Entry
 from jobs.run_state import ALIVE, FolderEvidence, RunState, state_of
 from jobs.slurm import JobInfo, Slurm
-from trainer.base import run_folder
+from trainer.base import run_folder, run_owner
 from trainer.base.errors import UserError
 from trainer.base.processes import process_start
 from trainer.base.rank_records import FINISHED, end_file, read_end
@@ -60,9 +60,20 @@ def read_evidence(entry: Entry) -> FolderEvidence:
         cancelled=cancelled.get("launch") == entry.launch,
         refused=records.refused(run, entry.launch),
         folder_exists=run.is_dir(),
-        process_alive=entry.job != LOCAL or _process_alive(begin),
+        process_alive=entry.job != LOCAL or _local_alive(entry, begin),
         finished=_has_finished(run, begun),
     )
+
+
+def _local_alive(entry: Entry, begin: dict[str, object]) -> bool:
+    """Whether the process of a local run lives; of one that waits for its turn, the launcher's."""
+    if entry.phase != PLANNED:
+        return _process_alive(begin)
+    run = Path(entry.run)
+    owner = run_owner.owner_of(run)
+    if owner is None or owner.launch != entry.launch:
+        return False
+    return run_owner.process_life(run, owner) is not None
 
 
 def _has_finished(run: Path, attempt: int) -> bool:

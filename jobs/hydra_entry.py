@@ -13,6 +13,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from jobs import ledger
 from jobs.environment import notices
 from jobs.ownership import living_owners
 from jobs.progress import Progress
@@ -21,6 +22,7 @@ from jobs.submit import report
 from jobs.submit.compose import compose_points, message_of
 from jobs.submit.launch import Point, jobs_of, previous_runs
 from jobs.submit.local import run_locally
+from jobs.submit.names import free_sweep_name
 from jobs.submit.options import LauncherOptions, SlurmOptions, local_options, slurm_options
 from jobs.submit.plan import SweepPlan, make_plan
 from jobs.submit.preflight import problems_of
@@ -96,8 +98,10 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
     slurm.require()
     size = options.max_array_size or slurm.max_array_size()
     plan = _planned(points, options, sweep_dir, slurm, size)
+    group = options.sweep or sweep_dir.name
     submission = Submission(
-        sweep=options.sweep or sweep_dir.name,
+        sweep=free_sweep_name(group, plan.jobs, ledger.read(Path(options.ledger))),
+        group=group,
         sweep_dir=sweep_dir,
         options=options,
         ledger=Path(options.ledger).absolute(),
@@ -153,11 +157,12 @@ def launch_here(points: Sequence[Point], settings: Mapping[str, Any], sweep_dir:
     plan = _planned(points, options, sweep_dir, None, len(points))
     for job in plan.jobs:
         rollout_nodes.require(job.checked)
-    sweep = options.sweep or sweep_dir.name
+    group = options.sweep or sweep_dir.name
+    sweep = free_sweep_name(group, plan.jobs, ledger.read(Path(options.ledger)))
     _print(report.plan_text(plan, options.timeout_min, sweep))
     if options.dry_run:
         return 0
-    return run_locally(plan, options, sweep=sweep, ledger_path=Path(options.ledger).absolute())
+    return run_locally(plan, options, group=group, ledger_path=Path(options.ledger).absolute())
 
 
 def _print(text: str) -> None:

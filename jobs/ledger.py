@@ -4,13 +4,15 @@ unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 from jobs.records import append_lines
+from trainer.base import file_lock
 from trainer.base.errors import UserError
 from trainer.base.json_files import (
     Fields,
@@ -25,6 +27,8 @@ from trainer.base.json_files import (
 
 PLANNED = "planned"
 SUBMITTED = "submitted"
+LOCK_WAIT_S = 600.0
+"""A launch of thousands of runs holds the lock for minutes."""
 LOCAL = "local"
 """The job id of a run that the local launcher started."""
 
@@ -74,6 +78,25 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
     """Append entries with one write."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     append_lines(path, [asdict(entry) for entry in entries])
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other launches from choosing names until this one has noted its own.
+
+    Raises UserError when the ledger can't be written, or another launch takes too long.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = path.with_name(f"{path.name}.lock")
+            stack.enter_context(file_lock.locked(lock, LOCK_WAIT_S))
+        except OSError as error:
+            raise UserError(
+                f"the ledger {path} can't be locked ({error.strerror or error}); wait for the "
+                "other launch, or give another ledger with hydra.launcher.ledger."
+            ) from error
+        yield
 
 
 def read(path: Path) -> list[Entry]:

@@ -144,12 +144,14 @@ def _state_from_records(
         return STOPPED_BY.get(str(last["cause"]), "EXHAUSTED"), str(last["why"])
     if last is None and evidence.finished and evidence.launch_begun:
         return COMPLETED, "the batch script left no record"
-    if entry.phase == PLANNED:
-        return "LOST", "planned, but sbatch never answered"
     if entry.job == LOCAL:
+        if evidence.process_alive and entry.phase == PLANNED:
+            return "PENDING", "local: waits for the jobs before it"
         if evidence.process_alive:
             return "RUNNING", "local"
         return "LOST", "its process ended without a record"
+    if entry.phase == PLANNED:
+        return "LOST", "planned, but sbatch never answered"
     return None
 
 

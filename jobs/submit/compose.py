@@ -4,7 +4,8 @@ job sets are put into a copy of that. Equal to what Hydra composes for each job 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,9 @@ from trainer.config.checks.problems import raise_problems, with_key
 from trainer.config.keys import dotted
 from trainer.config.keys.interpolation import NotPlain, copy, resolve
 
+HYDRAS_SUBDIR = "${hydra.job.num}"
+"""Hydra's default of ``hydra.sweep.subdir``; our own folders say what they hold."""
+_SUBDIR = "hydra.sweep.subdir="
 _ERRORS = (OmegaConfBaseException, HydraException)
 
 
@@ -46,7 +50,8 @@ def compose_points(
         shown = tuple(mask(plain(one)) for one in filter_overrides(overrides))
         try:
             values = composer.compose(overrides, index)
-            points.append(Point(index=index, overrides=shown, config=values))
+            subdir = composer.subdir(overrides, index)
+            points.append(Point(index=index, overrides=shown, config=values, subdir=subdir))
         except _ERRORS as error:
             reason = message_of(error)
             wrong.setdefault(reason, f"job {index} ({' '.join(shown)}): {reason}")
@@ -69,6 +74,9 @@ class SweepComposer:
     def __init__(self, config: DictConfig, context: HydraContext) -> None:
         self.config = config
         self.context = context
+        sweep: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+        typed: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+        self._sets_subdir = sweep["subdir"] != HYDRAS_SUBDIR or _types_subdir(typed)
         self._bases: dict[tuple[str, ...], dict[str, Any] | Exception] = {}
 
     def compose(self, overrides: Sequence[str], index: int) -> dict[str, Any]:
@@ -93,6 +101,16 @@ class SweepComposer:
         except NotPlain:
             return self._by_hydra(overrides, index)
 
+    def subdir(self, overrides: Sequence[str], index: int) -> str | None:
+        """``hydra.sweep.subdir`` of one job; None when it wasn't set.
+
+        Raises HydraException or OmegaConfBaseException.
+        """
+        if not self._sets_subdir and not _types_subdir(overrides):
+            return None
+        with self._composed_by_hydra(overrides, index) as composed:
+            return str(composed.hydra.sweep.subdir)
+
     def _base(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         """What Hydra composes with ``overrides``, unresolved and without its own settings."""
         if overrides not in self._bases:
@@ -115,16 +133,27 @@ class SweepComposer:
         """One job composed by Hydra alone: for what refers to Hydra's own settings, such as the
         number of the job.
         """
+        with self._composed_by_hydra(overrides, index) as composed:
+            with open_dict(composed):
+                del composed["hydra"]
+            return _plain(OmegaConf.to_container(composed, resolve=True))
+
+    @contextlib.contextmanager
+    def _composed_by_hydra(self, overrides: Sequence[str], index: int) -> Iterator[DictConfig]:
+        """What Hydra composes, unresolved; it is Hydra's current one within the block."""
         try:
             composed = self.context.config_loader.load_sweep_config(self.config, list(overrides))
             with open_dict(composed):
                 composed.hydra.job.id = f"job_{index}"
                 composed.hydra.job.num = index
-                HydraConfig.instance().set_config(composed)
-                del composed["hydra"]
-            return _plain(OmegaConf.to_container(composed, resolve=True))
+            HydraConfig.instance().set_config(composed)
+            yield composed
         finally:
             HydraConfig.instance().set_config(self.config)
+
+
+def _types_subdir(overrides: Sequence[str]) -> bool:
+    return any(text.lstrip("+").startswith(_SUBDIR) for text in overrides)
 
 
 def _plain(tree: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jobs.submit.options import SlurmOptions
 from jobs.submit.plan import Job, JobBatch
 from jobs.submit.runtime import BatchPaths, task_script
 from trainer.base import atomic
-from trainer.base.run_folder import read_json
+from trainer.base.run_folder import DISPLAY_NAME, read_json
 from trainer.config import freeze
 from trainer.config.user_files import recorded_digests
 
@@ -45,6 +45,7 @@ def job_record(
     *,
     sweep: str,
     name: str,
+    display_name: str,
     launch: str,
     image: Mapping[str, Any],
     git: Mapping[str, Any],
@@ -55,6 +56,7 @@ def job_record(
     """
     return {
         "name": name,
+        DISPLAY_NAME: display_name,
         "sweep": sweep,
         "launch": launch,
         "overrides": list(job.overrides),

@@ -16,11 +16,14 @@ from jobs.slurm import Slurm
 from jobs.submit.plan import Job, PreviousRun
 from jobs.submit.report import plain, varying_overrides
 from jobs.submit.shape import shape_of
-from jobs.submit.signature import signature_of
+from jobs.submit.signature import image_name, signature_of
 from trainer.base.errors import UserError
 
 SITE_KEYS = ("cluster", "container")
 """Groups of the config that only the login node reads; a rank's frozen config doesn't hold them."""
+
+RESERVED = ("code", "cache", ".submitit")
+"""Names in the sweep folder that are no run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Point:
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
     """Resolved, with the groups ``cluster`` and ``container``."""
+    subdir: str | None = None
+    """``hydra.sweep.subdir``, if it was set."""
 
 
 def jobs_of(
@@ -66,15 +71,18 @@ def _job_of(point: Point, sweep_dir: Path) -> Job:
     config = checked.model_dump(mode="json")
     # What the user's files say is part of what a run computes.
     files = file_digests(read_contents(checked))
-    signature = signature_of(config | ({"user files": files} if files else {}))
+    shape = shape_of(config | {key: point.config.get(key) for key in SITE_KEYS})
+    hashed = config | ({"user files": files} if files else {})
+    signature = signature_of(hashed, image_name(shape.container))
     return Job(
         index=point.index,
         overrides=point.overrides,
         config=config,
         checked=checked,
         run=_run_folder(point, sweep_dir, signature),
-        shape=shape_of(config | {key: point.config.get(key) for key in SITE_KEYS}),
+        shape=shape,
         signature=signature,
+        names_folder=_names_folder(point),
     )
 
 
@@ -86,8 +94,8 @@ def _shared_folders(jobs: Sequence[Job]) -> list[str]:
         if job.run in first_job:
             problems.append(
                 f"jobs {first_job[job.run]} and {job.index} share the run folder {job.run}; leave "
-                "trainer.default_local_dir out of the overrides, and each job gets its own in "
-                "hydra.sweep.dir."
+                "trainer.default_local_dir and hydra.sweep.subdir out of the overrides, and each "
+                "job gets its own in hydra.sweep.dir."
             )
         first_job.setdefault(job.run, job.index)
     return problems
@@ -102,28 +110,55 @@ def _named(points: Sequence[Point], varying: Mapping[int, Sequence[str]]) -> str
 
 
 def _run_folder(point: Point, sweep_dir: Path, signature: str) -> Path:
-    """``trainer.default_local_dir`` if it was set for this job, else ``SWEEP/INDEX-SIGNATURE``."""
-    if any(re.match(r"\+*trainer\.default_local_dir=", one) for one in point.overrides):
+    """``trainer.default_local_dir`` or ``SWEEP/hydra.sweep.subdir`` if one was set for this job,
+    else ``SWEEP/INDEX-SIGNATURE``.
+
+    Raises UserError when both were set, and for a subdir that holds something else.
+    """
+    sweep = Path(os.path.abspath(sweep_dir))
+    if _names_folder(point):
+        if point.subdir is not None:
+            raise UserError(
+                "trainer.default_local_dir and hydra.sweep.subdir both name the run folder; leave "
+                "one out."
+            )
         return Path(os.path.abspath(point.config["trainer"]["default_local_dir"]))
-    return Path(os.path.abspath(sweep_dir)) / f"{point.index:03d}-{signature[:8]}"
+    if point.subdir is None:
+        return sweep / f"{point.index:03d}-{signature[:8]}"
+    run = Path(os.path.abspath(sweep / point.subdir))
+    reserved = [sweep / name for name in RESERVED]
+    if run == sweep or run in sweep.parents or any(one in (run, *run.parents) for one in reserved):
+        raise UserError(
+            f"hydra.sweep.subdir={point.subdir} is no folder for a run: {run} holds other files of "
+            "the sweep; give each job one of its own, e.g. "
+            "'hydra.sweep.subdir=${hydra.job.override_dirname}'."
+        )
+    return run
 
 
-def previous_runs(path: Path, slurm: Slurm | None, signatures: set[str]) -> dict[str, PreviousRun]:
+def _names_folder(point: Point) -> bool:
+    return any(re.match(r"\+*trainer\.default_local_dir=", one) for one in point.overrides)
+
+
+def previous_runs(
+    path: Path, slurm: Slurm | None, signatures: set[str]
+) -> dict[str, list[PreviousRun]]:
     """Earlier launches with these signatures, from the ledger at ``path``.
 
-    A completed one wins over a live one, a live one over one that failed.
+    Those that completed come first, then those that live, then those that failed; the newer ones
+    before the older ones.
     """
     entries = [entry for entry in ledger.read(path) if entry.signature in signatures]
     states = states_of(entries, slurm)
-    runs: dict[str, PreviousRun] = {}
+    runs: dict[str, list[PreviousRun]] = {}
     for entry in entries:
         state = states[entry.run].state
         lives = state not in (COMPLETED, *FAILED) and entry.job != ledger.LOCAL
         job = entry.job if lives else ""
         run = PreviousRun(run=Path(entry.run), state=state, name=entry.name, job=job)
-        other = runs.get(entry.signature)
-        if other is None or _rank(run.state) >= _rank(other.state):
-            runs[entry.signature] = run
+        runs.setdefault(entry.signature, []).insert(0, run)
+    for candidates in runs.values():
+        candidates.sort(key=lambda run: -_rank(run.state))
     return runs
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jobs.ownership import living_owners
 from jobs.rank_logs import log_file, tail_of
 from jobs.records import attempts
 from jobs.submit.freeze import entry_of, freeze_run
+from jobs.submit.names import display_names, free_sweep_name
 from jobs.submit.options import LocalOptions
 from jobs.submit.plan import Job, SweepPlan
 from jobs.submit.report import varying_overrides
@@ -30,32 +32,28 @@ from jobs.submit.snapshot import git_state
 from trainer.base import atomic, memory, run_owner
 from trainer.base.errors import UserError
 from trainer.base.processes import process_start
-from trainer.base.run_folder import last_attempt, log_folder
-from trainer.base.run_owner import new_launch
+from trainer.base.run_folder import DISPLAY_NAME, last_attempt, log_folder
+from trainer.base.run_owner import Owner, new_launch
 
 
-def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_path: Path) -> int:
+def run_locally(plan: SweepPlan, options: LocalOptions, *, group: str, ledger_path: Path) -> int:
     """Run every job to its end; a failing one doesn't stop the others. 1 when one failed, else 0.
 
-    Raises UserError for an image, in which only Slurm's jobs run, and for a run folder whose
-    earlier launch lives.
+    ``group``: the sweep's name in W&B, and in the ledger unless other runs have it. Raises
+    UserError for an image, in which only Slurm's jobs run, and for a run folder whose earlier
+    launch lives.
     """
     _require_no_image(plan)
     varying = varying_overrides({job.index: job.overrides for job in plan.jobs})
-    launch = new_launch()
     git = git_state()
-    now = time.time()
     failures: list[str] = []
     umask = os.umask(0o077)
-    entries = [entry_of(job, sweep=sweep, launch=launch, script="", now=now) for job in plan.jobs]
-    owners = {
-        Path(entry.run): run_owner.new_owner(launch, run_owner.LOCAL, entry.name)
-        for entry in entries
-    }
-    run_owner.claim(owners, living_owners)
+    owners: dict[Path, Owner] = {}
     try:
+        with ledger.locked(ledger_path):
+            entries, names = _claim(plan, group, ledger_path, owners)
         for job, entry in zip(plan.jobs, entries, strict=True):
-            record = _record(job, entry, launch, git, options)
+            record = _record(job, entry, names[job.index], group, git, options)
             freeze_run(job, record)
             ledger.append(ledger_path, [ledger.submitted(entry, ledger.LOCAL, time.time())])
             log = log_file(job.run, last_attempt(job.run) + 1, 0)
@@ -77,14 +75,44 @@ def run_locally(plan: SweepPlan, options: LocalOptions, *, sweep: str, ledger_pa
     return 1 if failures else 0
 
 
+def _claim(
+    plan: SweepPlan, group: str, ledger_path: Path, owners: dict[Path, Owner]
+) -> tuple[list[ledger.Entry], dict[int, str]]:
+    """Claim all run folders for this process (``owners`` gets them), and note the jobs that wait
+    in the ledger. Their entries, and their names in W&B by index.
+    """
+    launch = new_launch()
+    now = time.time()
+    sweep = free_sweep_name(group, plan.jobs, ledger.read(ledger_path))
+    entries = [
+        replace(entry_of(job, sweep=sweep, launch=launch, script="", now=now), job=ledger.LOCAL)
+        for job in plan.jobs
+    ]
+    claims = {
+        Path(entry.run): run_owner.new_owner(launch, run_owner.LOCAL, entry.name)
+        for entry in entries
+    }
+    run_owner.claim(claims, living_owners)
+    owners.update(claims)
+    ledger.append(ledger_path, entries)
+    return entries, display_names(plan.jobs, sweep)
+
+
 def _record(
-    job: Job, entry: ledger.Entry, launch: str, git: Mapping[str, Any], options: LocalOptions
+    job: Job,
+    entry: ledger.Entry,
+    display_name: str,
+    group: str,
+    git: Mapping[str, Any],
+    options: LocalOptions,
 ) -> dict[str, Any]:
     """What ``job.json`` holds of a local run."""
     return {
         "name": entry.name,
+        DISPLAY_NAME: display_name,
+        "group": group,
         "sweep": entry.sweep,
-        "launch": launch,
+        "launch": entry.launch,
         "overrides": list(job.overrides),
         "signature": job.signature,
         "ranks": job.shape.ranks,
@@ -136,7 +164,7 @@ def _run_recorded_attempt(job: Job, plan: Mapping[str, Any], options: LocalOptio
     }
     atomic.write_json(log_folder(job.run, number) / "begin.json", started)
     try:
-        code = _run_attempt(job, number, options.timeout_min * 60)
+        code = _run_attempt(job, number, options.timeout_min * 60, str(plan["group"]))
     except BaseException:
         _close(job, started, plan, Cause(name=CANCELLED), None)
         raise
@@ -168,11 +196,11 @@ def _close(
     return decision
 
 
-def _run_attempt(job: Job, number: int, limit_s: float) -> int:
+def _run_attempt(job: Job, number: int, limit_s: float, group: str) -> int:
     """One attempt; after ``limit_s`` it is asked to save (TERM) and killed a minute later."""
     env = run_environment(os.environ) | {
         "PLIMSOLL_ATTEMPT": str(number),
-        "WANDB_RUN_GROUP": job.run.parent.name,
+        "WANDB_RUN_GROUP": group,
     }
     # One rank is the process itself; several have logs of their own beside the launcher's.
     name = "rank_0.log" if job.shape.ranks == 1 else "launcher.log"

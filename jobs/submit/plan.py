@@ -25,6 +25,8 @@ class Job:
     run: Path
     shape: Shape
     signature: str
+    names_folder: bool = False
+    """Whether ``trainer.default_local_dir`` was set for this job."""
     resumes: bool = False
     """Whether the run folder is that of an earlier launch, which it resumes."""
 
@@ -73,23 +75,27 @@ def make_plan(
     *,
     max_array_size: int,
     resubmit: str,
-    previous: Mapping[str, PreviousRun] | None = None,
+    previous: Mapping[str, Sequence[PreviousRun]] | None = None,
 ) -> SweepPlan:
     """Group ``jobs`` by shape, in arrays of at most ``max_array_size``.
 
     Slurm's limit is one on the array *index*, so an array from 0 holds exactly that many. Jobs that
-    were launched before are skipped or resume in their folder, see ``resubmit``.
+    were launched before are skipped or resume in their folder, see ``resubmit``: ``previous`` has
+    the launches of each signature, the one that counts most first. Jobs that compute the same are
+    one, unless they differ in where they are to run: cluster, image, a folder of their own.
     """
     selected: list[Job] = []
     skipped: list[tuple[Job, str]] = []
-    first_index: dict[str, int] = {}
+    first_index: dict[tuple[object, ...], int] = {}
+    matched: set[Path] = set()
     for job in jobs:
-        if job.signature in first_index:
-            other = first_index[job.signature]
+        place = (job.signature, job.shape, job.run if job.names_folder else None)
+        if place in first_index:
+            other = first_index[place]
             skipped.append((job, f"the same config as job {other} of this sweep"))
             continue
-        first_index[job.signature] = job.index
-        before = (previous or {}).get(job.signature)
+        first_index[place] = job.index
+        before = _previous(job, (previous or {}).get(job.signature, ()), matched)
         if before is None or resubmit == "always":
             selected.append(job)
         elif resubmit == "failed" and before.state in FAILED:
@@ -103,6 +109,20 @@ def make_plan(
             skipped.append((job, reason))
     batches = _batches(selected, max(1, max_array_size))
     return SweepPlan(batches=tuple(batches), skipped=tuple(skipped))
+
+
+def _previous(
+    job: Job, candidates: Sequence[PreviousRun], matched: set[Path]
+) -> PreviousRun | None:
+    """The earlier launch of ``job`` that no other job has; for a job that names its folder only
+    the one in that folder.
+    """
+    for candidate in candidates:
+        is_other_folder = job.names_folder and candidate.run != job.run
+        if candidate.run not in matched and not is_other_folder:
+            matched.add(candidate.run)
+            return candidate
+    return None
 
 
 def _batches(jobs: Sequence[Job], size: int) -> list[JobBatch]:

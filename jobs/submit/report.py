@@ -60,6 +60,12 @@ def plain(override: str) -> str:
     return re.sub(r"\\([:=])", r"\1", override)
 
 
+def short(override: str) -> str:
+    """``lr=1e-4`` of ``actor_rollout_ref.actor.optim.lr=1e-4``."""
+    key, sign, value = plain(override).partition("=")
+    return key.rpartition(".")[2] + sign + value
+
+
 def scripts_text(scripts: Sequence[tuple[JobBatch, str]]) -> str:
     """The scripts, each under its array's name."""
     return "\n".join(f"===== {batch.name} =====\n{text}" for batch, text in scripts)

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from jobs.submit.freeze import (
     job_record,
     private_folder,
 )
+from jobs.submit.names import display_names, free_sweep_name
 from jobs.submit.options import SlurmOptions
 from jobs.submit.plan import JobBatch, SweepPlan
 from jobs.submit.preflight import cache_file
@@ -33,7 +34,7 @@ from jobs.submit.runtime import BatchPaths
 from jobs.submit.script import Script, script_of
 from jobs.submit.snapshot import code_digest, copy_code, file_stamp, git_state, image_digest
 from trainer.base import run_owner
-from trainer.base.run_owner import new_launch
+from trainer.base.run_owner import Owner, new_launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,9 @@ class Submission:
     """Everything a submission needs besides the plan."""
 
     sweep: str
+    """Its name in the ledger."""
+    group: str
+    """Its name in W&B, and in the ledger unless other runs have it."""
     sweep_dir: Path
     options: SlurmOptions
     ledger: Path
@@ -58,28 +62,39 @@ def submit(plan: SweepPlan, submission: Submission) -> list[Entry]:
     """
     umask = os.umask(0o077)
     try:
-        private_folder(submission.sweep_dir)
-        launch = new_launch()
-        git = git_state()
-        arrays = [_array(batch, submission, launch, git) for batch in plan.batches]
-        owners = {
-            Path(entry.run): run_owner.new_owner(launch, run_owner.SLURM, entry.name)
-            for array in arrays
-            for entry in array.entries
-        }
-        run_owner.claim(owners, living_owners)
-        try:
-            copy_code(submission.sweep_dir / "code" / submission.code)
-            for batch, array in zip(plan.batches, arrays, strict=True):
-                _freeze_batch(batch, array, submission, git)
-            ledger.append(submission.ledger, [e for array in arrays for e in array.entries])
-        except BaseException:
-            for run, owner in owners.items():
-                run_owner.release(run, owner)
-            raise
+        with ledger.locked(submission.ledger):
+            arrays, owners = _prepare(plan, submission)
         return submit_arrays(arrays, owners, submission.ledger)
     finally:
         os.umask(umask)
+
+
+def _prepare(plan: SweepPlan, submission: Submission) -> tuple[list[SlurmArray], dict[Path, Owner]]:
+    """Claim the run folders, freeze them, and note the launch in the ledger."""
+    known = ledger.read(submission.ledger)
+    sweep = free_sweep_name(submission.group, plan.jobs, known)
+    submission = replace(submission, sweep=sweep)
+    launch = new_launch()
+    git = git_state()
+    arrays = [_array(batch, submission, launch, git) for batch in plan.batches]
+    private_folder(submission.sweep_dir)
+    owners = {
+        Path(entry.run): run_owner.new_owner(launch, run_owner.SLURM, entry.name)
+        for array in arrays
+        for entry in array.entries
+    }
+    run_owner.claim(owners, living_owners)
+    try:
+        names = display_names(plan.jobs, sweep)
+        copy_code(submission.sweep_dir / "code" / submission.code)
+        for batch, array in zip(plan.batches, arrays, strict=True):
+            _freeze_batch(batch, array, submission, git, names)
+        ledger.append(submission.ledger, [e for array in arrays for e in array.entries])
+    except BaseException:
+        for run, owner in owners.items():
+            run_owner.release(run, owner)
+        raise
+    return arrays, owners
 
 
 def _array(
@@ -101,7 +116,11 @@ def _array(
 
 
 def _freeze_batch(
-    batch: JobBatch, array: SlurmArray, submission: Submission, git: Mapping[str, Any]
+    batch: JobBatch,
+    array: SlurmArray,
+    submission: Submission,
+    git: Mapping[str, Any],
+    names: Mapping[int, str],
 ) -> None:
     """Write the run folders of a batch, and the files of its script."""
     image = image_of(batch)
@@ -112,6 +131,7 @@ def _freeze_batch(
                 submission.options,
                 sweep=entry.sweep,
                 name=entry.name,
+                display_name=names[job.index],
                 launch=array.launch,
                 image=image,
                 git=git,
@@ -130,7 +150,7 @@ def _paths(batch: JobBatch, submission: Submission, launch: str) -> BatchPaths:
 def _script(
     batch: JobBatch, submission: Submission, paths: BatchPaths, git: Mapping[str, Any]
 ) -> Script:
-    environment = {"WANDB_RUN_GROUP": submission.sweep}
+    environment = {"WANDB_RUN_GROUP": submission.group}
     image = image_of(batch)
     if image.get("digest"):
         environment["PLIMSOLL_IMAGE_DIGEST"] = str(image["digest"])

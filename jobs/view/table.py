@@ -15,7 +15,7 @@ from rich.text import Text
 from jobs.ledger import Entry
 from jobs.rank_logs import tail_of
 from jobs.run_state import RunState
-from jobs.submit.report import plain, varying_overrides
+from jobs.submit.report import short, varying_overrides
 from jobs.view.columns import cut, fitted_widths
 from trainer.base.metrics_file import METRICS_FILE, last_values
 
@@ -110,13 +110,8 @@ def varying_of(entries: Sequence[Entry]) -> dict[str, list[str]]:
     varying: dict[str, list[str]] = {}
     for members in by_sweep.values():
         for run, overrides in varying_overrides(members).items():
-            varying[run] = [_short(override) for override in overrides]
+            varying[run] = [short(override) for override in overrides]
     return varying
-
-
-def _short(override: str) -> str:
-    key, sign, value = plain(override).partition("=")
-    return key.rpartition(".")[2] + sign + value
 
 
 def _first_number(metrics: Mapping[str, Any], names: Sequence[str]) -> str:

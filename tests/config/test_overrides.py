@@ -66,7 +66,22 @@ def test_sweeps_keep_lists_and_go_to_slurm_unless_told_otherwise():
     line = check_overrides(["-m", f"{key}=[64,256],[64,256,1024]", "trainer.save_freq=1,2"])
     assert line.multirun and LAUNCHER in line.argv and "-m" in line.argv
     assert line.argv[-2:] == [f"{key}=[64,256],[64,256,1024]", "trainer.checkpoint.save_freq=1,2"]
-    assert LAUNCHER not in check_overrides(["-m", "hydra/launcher=basic", "data.seed=1,2"]).argv
+    assert LAUNCHER not in check_overrides(["-m", "hydra/launcher=local", "data.seed=1,2"]).argv
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "hydra/launcher=submitit_slurm",
+        "+hydra/launcher='submitit_local'",
+        "hydra/launcher=basic",
+        "hydra/launcher=slurm,submitit_slurm",
+        "hydra.launcher._target_=hydra_plugins.hydra_submitit_launcher.SlurmLauncher",
+    ],
+)
+def test_another_launcher_is_one_message_that_names_ours(word: str):
+    (problem,) = check_overrides(["-m", word, "data.seed=1,2"]).problems
+    assert problem.startswith(word) and "type hydra/launcher=slurm, or" in problem
 
 
 def test_flags_may_stand_between_overrides():

@@ -159,7 +159,13 @@ def test_at_80_columns_state_step_reward_and_speed_are_whole(
     """One run without siblings shows all its overrides; no other run loses its columns to it."""
     long = tuple(f"actor_rollout_ref.actor.some_long_key_{n}={n}" for n in range(20))
     folder = ledger_file.parent / "alone"
-    alone = replace(entry_named("a" * 70 + "/0"), run=str(folder), overrides=long, job="local")
+    alone = replace(
+        entry_named("a" * 70 + "/0"),
+        run=str(folder),
+        overrides=long,
+        job="local",
+        phase="submitted",
+    )
     folder.mkdir()
     (folder / "metrics.jsonl").write_text(
         '{"step": 12345, "critic/score/mean": -0.12345, "perf/throughput": 123456.0}\n'

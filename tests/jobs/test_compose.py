@@ -105,6 +105,31 @@ def test_jobs_that_cannot_be_composed_are_all_named(
     assert "2 problems" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [
+        ([], [None, None]),
+        (["hydra.sweep.subdir=${hydra.job.num}"], ["3", "4"]),
+        (["hydra.sweep.subdir=a-${trainer.seed}/x"], ["a-7/x", "a-8/x"]),
+        (
+            ["hydra.sweep.subdir=${hydra.job.override_dirname}"],
+            ["trainer.seed=7", "trainer.seed=8"],
+        ),
+    ],
+)
+def test_subdir_is_what_hydra_makes_of_it(
+    hydra: tuple[DictConfig, HydraContext], given: list[str], folders: list[str | None]
+) -> None:
+    _, context = hydra
+    config = compose("config", [*COMMON, *given], return_hydra_config=True)
+    points = compose_points(
+        config, context, [["trainer.seed=7"], ["trainer.seed=8"]], 3, lambda done: None
+    )
+    shown = [point.subdir for point in points]
+    assert shown == folders
+    assert [point.config["trainer"]["seed"] for point in points] == [7, 8]
+
+
 def _calls(hydra: tuple[DictConfig, HydraContext], count: int, folder: Path) -> tuple[int, int]:
     """Python calls, and compositions by Hydra, for ``count`` jobs up to their checked settings."""
     jobs = [[*COMMON, f"trainer.seed={n}", f"parallel=dp{1 + n % 2}"] for n in range(count)]

@@ -58,7 +58,7 @@ def test_every_job_is_in_exactly_one_array_of_its_shape(ranks: list[int], limit:
     ],
 )
 def test_a_repeated_config(resubmit: str, state: str, submitted: int, again: bool) -> None:
-    earlier = {"s0": PreviousRun(run=Path("/old"), state=state, name="sweep/3")}
+    earlier = {"s0": [PreviousRun(run=Path("/old"), state=state, name="sweep/3")]}
     plan = make_plan([job(0)], max_array_size=10, resubmit=resubmit, previous=earlier)
     assert len(plan.jobs) == submitted
     if submitted:

@@ -55,8 +55,22 @@ RECORD_FIELDS: Mapping[str, Fields] = {
         "undone_steps": is_count,
         "undone_s": is_number,
     },
+    "owner.json": {
+        "launch": is_text,
+        "kind": is_text,
+        "name": is_text,
+        "job": is_text,
+        "host": is_text,
+        "pid": is_count,
+        "pid_start": is_count,
+        "since": is_number,
+        "ended": is_number,
+    },
+    "lease.json": {"since": is_number},
+    "refused.jsonl": {"launch": is_text, "why": is_text},
     "job.json": {
         "name": is_text,
+        "display_name": is_text,
         "launch": is_text,
         "gpus": is_count,
         "ranks": is_count,
@@ -67,6 +81,8 @@ RECORD_FIELDS: Mapping[str, Fields] = {
     },
 }
 """What the fields of a record have to hold, by the name of its file."""
+DISPLAY_NAME = "display_name"
+"""Field of ``job.json``: what trackers call the run of a sweep."""
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
 
 

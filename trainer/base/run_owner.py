@@ -9,7 +9,6 @@ asked before, by a function of the caller. Standard library only: the batch scri
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -23,6 +22,7 @@ from typing import Any
 
 from trainer.base import atomic
 from trainer.base.errors import UserError
+from trainer.base.file_lock import locked
 from trainer.base.processes import process_start
 from trainer.base.run_folder import read_json
 
@@ -226,7 +226,7 @@ def _replace(run: Path, before: Owner | None, after: Owner | None) -> bool:
     """Replace the owner if it still is ``before``. Raises UserError when it can't be written."""
     try:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(run):
+        with locked(run / LOCK, LOCK_WAIT_S):
             if owner_of(run) != before:
                 return False
             if after is None:
@@ -239,29 +239,3 @@ def _replace(run: Path, before: Owner | None, after: Owner | None) -> bool:
             f"the run folder {run} can't be written ({error.strerror or error}); set "
             "trainer.default_local_dir to a folder of yours with free space"
         ) from error
-
-
-@contextlib.contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """Hold the folder's short lock: for the time of one comparison and one small file."""
-    descriptor = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while _is_locked(descriptor):
-            if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "another launch has locked it", str(run / LOCK))
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Try to lock. A file system without locks counts as not locked: the comparison alone must do
-    there.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EACCES, errno.EAGAIN)
-    return False

@@ -46,6 +46,8 @@ MOST_NESTED = 50
 """Brackets in brackets of a value: Hydra's parser takes a hundred frames of the stack for each."""
 SWEEPER = "hydra/sweeper=grid"
 """The sweeper, unless the command line sets it."""
+LAUNCHERS = ("slurm", "local")
+"""Ours; another one would submit without checks, frozen settings, requeue and ledger."""
 _READ_BY_JOBS = re.compile(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]")
 
 
@@ -88,6 +90,8 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
     problems = [*overrides.problems, *refusals(overrides.translations)]
     if starts_run and not (flags.multirun or flags.cfg or flags.info):
         problems += _read_by_jobs_only(overrides.texts)
+    if flags.multirun:
+        problems += _foreign_launchers(overrides.texts)
     texts, notes = _last_of_each_key(overrides.texts)
     accepted = accepted_line(overrides.translations)
     options = _remove_overrides(argv, flags.overrides)
@@ -171,6 +175,21 @@ def _last_of_each_key(texts: list[str]) -> tuple[list[str], list[str]]:
         if earlier is not None and earlier != value:
             notes.append(f"{key} is given twice: the last one, {value}, counts, not {earlier}")
     return list(last.values()), notes
+
+
+def _foreign_launchers(texts: list[str]) -> list[str]:
+    """A problem for a launcher that is none of ours."""
+    problems = []
+    for text in texts:
+        key, _, value = text.lstrip("+~").partition("=")
+        name = value.strip("'\"")
+        is_choice = key.partition("@")[0] == "hydra/launcher" and name not in LAUNCHERS
+        if is_choice or key == "hydra.launcher._target_":
+            problems.append(
+                f"{text}: this launcher would go round the trainer's checks, frozen settings and "
+                "requeue; type hydra/launcher=slurm, or hydra/launcher=local for this machine"
+            )
+    return problems
 
 
 def _read_by_jobs_only(texts: list[str]) -> list[str]:

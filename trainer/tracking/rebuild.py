@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
+from trainer.base.run_folder import DISPLAY_NAME, read_json
 from trainer.config import load_frozen
 from trainer.tracking.wandb_rows import RunRecord
 from trainer.tracking.wandb_run import (
@@ -72,7 +73,11 @@ def _identity(run_dir: Path, config: dict[str, Any]) -> WandbIdentity:
     return load_or_create_identity(
         run_dir,
         project=str(trainer.get("project_name") or "plimsoll"),
-        name=str(trainer.get("experiment_name") or run_dir.name),
+        name=str(
+            read_json(run_dir / "job.json").get(DISPLAY_NAME)
+            or trainer.get("experiment_name")
+            or run_dir.name
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from trainer.base.environment import available_cores
 from trainer.base.errors import UserError, nearest
 from trainer.base.metrics_file import METRICS_FILE, MetricsFile, ReplacedSteps, to_plain
 from trainer.base.rank_info import rank_from_environment
+from trainer.base.run_folder import DISPLAY_NAME, read_json
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
@@ -100,7 +101,7 @@ class Tracker:
             rank=rank,
             loggers=section.logger,
             project=section.project_name,
-            name=section.experiment_name,
+            name=read_json(run_dir / "job.json").get(DISPLAY_NAME) or section.experiment_name,
             total_steps=total_steps,
             watermarks=section.watermarks,
             steps_done=steps_done,
