@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,10 @@ def test_eight_jobs_of_two_shapes_inside_an_image(
     assert "0 job(s)" in again.stdout and again.stdout.count("launched before") == 8
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides_no_other(
     lab: Lab,
 ) -> None:
@@ -168,6 +173,19 @@ def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides
         )
         for path in conf.rglob("*.yaml"):
             path.write_text("this: is not what was submitted\n")
+        queued = lab.status("edited")[0]
+        before = contents(Path(queued["run"]))
+        refused = lab.sweep(
+            "taken",
+            "container=none",
+            f"trainer.default_local_dir={queued['run']}",
+            "trainer.total_training_steps=9",
+            code=2,
+        )
+        assert f"belongs to edited/0 (Slurm job {queued['job']}" in refused.stderr
+        assert "it is PENDING" in refused.stderr and "Traceback" not in refused.stderr
+        assert contents(Path(queued["run"])) == before
+        assert lab.status(queued["run"]) == [queued] and not (lab.folder / "taken").exists()
     finally:
         slurm("scontrol", "update", "PartitionName=low", "State=UP")
     done = lab.command("jobs", "status", "-f", "edited", code=1)
@@ -180,7 +198,13 @@ def test_editing_the_config_after_submit_changes_nothing_and_a_failing_job_hides
 
 
 def test_resubmit_logs_compare_and_cancel(lab: Lab) -> None:
-    lab.command("jobs", "resubmit", "edited", "--state", "failed")
+    # Two at once: one submits, the other finds the runs taken, or submitted already.
+    words = ["jobs", "resubmit", "edited", "--state", "failed"]
+    with ThreadPoolExecutor(2) as pool:
+        pair = [pool.submit(lab.command, *words, code=None) for _ in range(2)]
+    answers = [future.result() for future in pair]
+    assert [done.stdout.count("resubmitted 2 run(s)") for done in answers].count(1) == 1
+    assert all(done.returncode == 0 or "belongs to edited/" in done.stderr for done in answers)
     done = lab.command("jobs", "status", "-f", "edited", code=1)
     rows = lab.status("edited")
     # Each launch tries a crash once more; the second one at the same step is final.
