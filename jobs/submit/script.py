@@ -92,7 +92,9 @@ def _setup(
     lines = [*_shell_lines("guard.sh"), f"PYTHON={shlex.quote(python)}"]
     lines += [f"export {ROLLOUT_NODES}={shape.rollout_nodes}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
-    lines += [*shape.cluster.setup, *(options.setup or [])]
+    setup = [*shape.cluster.setup, *(options.setup or [])]
+    if setup:
+        lines += ["trap 'setup_failed $? $LINENO' ERR", *setup, "trap - ERR"]
     if "file" in image:
         names = {"IMAGE": "path", "IMAGE_DIGEST": "digest", "IMAGE_FILE": "file"}
         lines += [f"{name}={shlex.quote(str(image[key]))}" for name, key in names.items()]

@@ -245,6 +245,32 @@ def test_an_attempt_that_cannot_begin_is_queued_again_elsewhere(lab: Lab, case: 
     assert "no attempt could begin on n1" in (lab.fake / "batch.log").read_text()
 
 
+def test_a_setup_line_that_fails_ends_the_attempt_and_is_named(lab: Lab) -> None:
+    lab.launch([point(0)], setup=["module() { return 1; }", "module load cuda"])
+    assert lab.attempt() == 1
+    log = (lab.fake / "batch.log").read_text()
+    assert "the setup line failed with exit code 1: module load cuda (append '|| true'" in log
+    assert "no attempt could begin on n1" in log and "scontrol requeue" in calls(lab.fake)
+
+
+def test_setup_lines_may_test_and_call_what_fails_inside(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "profile.sh"
+    file.write_text("false\ntrue\n")
+    lines = [
+        "[ -e /no/such/file ] && echo there",
+        "if false; then",
+        "  echo one",
+        "else",
+        "  echo two",
+        "fi",
+        "inner() { false; true; }; inner",
+        f". {file}",
+        "false || true",
+    ]
+    lab.launch([point(0)], setup=lines)
+    assert lab.attempt() == 0
+
+
 def test_a_job_that_slurm_ends_is_not_queued_again_because_it_cannot_begin(lab: Lab) -> None:
     lab.launch([point(0)], setup=["exit 3"])
     (lab.fake / "job").write_text("JobState=COMPLETING Restarts=0 PreemptTime=None")

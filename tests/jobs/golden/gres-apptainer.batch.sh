@@ -73,11 +73,20 @@ cannot_begin() {                 # cannot_begin EXIT_CODE: the script ends, and 
   exit 1
 }
 
+setup_failed() {                 # setup_failed EXIT_CODE LINE: a setup line failed, and not within a script of its own
+  [ "${#BASH_SOURCE[@]}" -le 2 ] || return 0
+  local line; line=$(sed -n "$2p" "$0")
+  echo "plimsoll: the setup line failed with exit code $1: $line (append '|| true' where that may be)" >&2
+  exit "$1"
+}
+
 leave() { trap - EXIT; exit "$1"; }
 PYTHON=python3
 export PLIMSOLL_ROLLOUT_NODES=1
 export WANDB_RUN_GROUP=s1
+trap 'setup_failed $? $LINENO' ERR
 module load apptainer
+trap - ERR
 IMAGE='/images/plimsoll v1.sif'
 IMAGE_DIGEST=sha256:d1
 IMAGE_FILE='7 1.500000000'
