@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 
-from tests.system.vllm_runs import NEEDS_VLLM, engine_over, ids, largest_difference, sync
+from tests.system.vllm_runs import (
+    NEEDS_VLLM,
+    assert_equal_until_a_near_tie,
+    engine_over,
+    largest_difference,
+    sync,
+)
 from trainer.models import LoadedModel, load_model
 from trainer.rollout import Group, Sampling
 from trainer.rollout.hf import HfEngine
@@ -68,7 +74,8 @@ def test_smollm2_generates_as_the_hf_engine(tmp_path: Path) -> None:
             assert {s.version for f in finished for s in f.samples} == {version}
         greedy = Sampling(max_response_length=LENGTH, do_sample=False)
         finished = list(engine.generate(groups, greedy, seed=0))
-        assert ids(finished) == ids(list(hf.generate(groups, greedy, seed=0)))
+        from_hf = list(hf.generate(groups, greedy, seed=0))
+        assert_equal_until_a_near_tie(loaded, groups, finished, from_hf)
         assert largest_difference(loaded, groups, finished, temperature=1.0) < 1e-4
     finally:
         engine.close()

@@ -120,6 +120,37 @@ def ids(finished: Sequence[FinishedGroup]) -> dict[int, list[list[int]]]:
     return {f.number: [s.response_ids.tolist() for s in f.samples] for f in finished}
 
 
+def assert_equal_until_a_near_tie(
+    loaded: LoadedModel,
+    groups: Sequence[Group],
+    one: Sequence[FinishedGroup],
+    other: Sequence[FinishedGroup],
+    *,
+    tie: float = 1e-3,
+) -> None:
+    """Greedy samples of two engines are equal up to the first token where two are almost equally
+    likely (``tie``, nats): kernels of other processors round otherwise.
+    """
+    expected = ids(other)
+    for number, samples in ids(one).items():
+        for tokens, theirs in zip(samples, expected[number], strict=True):
+            if tokens == theirs:
+                continue
+            pairs = zip(tokens, theirs, strict=False)
+            first = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
+            assert first is not None, "one sample is the beginning of the other"
+            prompt = list(groups[number].prompt_ids)
+            likelihood = [
+                float(
+                    trainer_log_probs(
+                        loaded.model, prompt, torch.tensor([*tokens[:first], last]), temperature=1.0
+                    )[-1]
+                )
+                for last in (tokens[first], theirs[first])
+            ]
+            assert abs(likelihood[0] - likelihood[1]) < tie, (number, first, likelihood)
+
+
 def perturb(loaded: LoadedModel) -> None:
     """Change all weights, as an optimizer step would."""
     with torch.no_grad():
