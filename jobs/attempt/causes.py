@@ -217,6 +217,8 @@ def _cause_by_stop(end: Ending) -> Cause | None:
     if stop is None and not saved and not killed_early:
         return None
     request = stop.stop if stop is not None else None
+    if request == "TERM" and _failed_unasked(end):
+        return None  # srun's TERM to the ranks that are left
     if request == "TIME" or _is_late(end, ended_by_slurm=False):
         return Cause(name=TIMEOUT)
     if request == "INT":
@@ -282,6 +284,17 @@ def _died_beside_the_batch_script(end: Ending) -> bool:
     if end.exit_code is None or end.never_began or not end.silent:
         return False
     return _nodes_of(end, end.silent) == list(end.nodes[:1])
+
+
+def _failed_unasked(end: Ending) -> bool:
+    """Whether a rank failed that was not asked to stop: srun then sends TERM to the others."""
+    failures = [
+        one
+        for one in end.ends.values()
+        if one.kind in (rank_records.CRASH, rank_records.LOST_PEER) and one.stop is None
+    ]
+    broke_down = end.exit_code in FATAL_SIGNALS or end.exit_code == KILLED
+    return bool(failures) or (broke_down and bool(end.silent))
 
 
 def _killed_alone(end: Ending) -> bool:

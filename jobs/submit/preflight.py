@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from jobs.slurm import Slurm
@@ -16,6 +17,7 @@ from jobs.submit.shape import Shape
 from jobs.submit.snapshot import image_digest
 from trainer.base.errors import UserError, nearest
 from trainer.base.home import expanded
+from trainer.base.model_folder import require_model
 from trainer.base.model_shape import ModelShape
 from trainer.base.precision import planned_precision
 from trainer.config import Config
@@ -142,7 +144,7 @@ def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
 
 
 def input_problems(config: Config) -> list[str]:
-    """Files and folders that the config names and that do not exist."""
+    """Files and folders that the config names and that do not exist, or hold no model."""
     model = config.actor_rollout_ref.model.path
     template = config.data.chat_template
     named: dict[str, str | list[str] | None] = {
@@ -164,7 +166,19 @@ def input_problems(config: Config) -> list[str]:
                 problems.append(
                     f"{key}={text}: there is no {os.path.abspath(path)} on this machine."
                 )
+    if model and os.path.isdir(os.path.expanduser(model)):
+        problems += _model_problems(os.path.expanduser(model))
     return problems
+
+
+@lru_cache(maxsize=64)  # the jobs of a sweep mostly share a model
+def _model_problems(folder: str) -> tuple[str, ...]:
+    """Why the folder holds no model that can be trained, which would show after the queue."""
+    try:
+        require_model(Path(folder))
+    except UserError as error:
+        return (str(error),)
+    return ()
 
 
 def save_seconds(config: Config, shape: Shape) -> float:

@@ -336,3 +336,16 @@ def test_absurd_ranges_of_accounting_end(row: str, count: int | None) -> None:
 def test_a_time_in_slurms_form_is_told_in_minutes() -> None:
     with pytest.raises(UserError, match=r"must be in minutes: type timeout_min=1440\.$"):
         slurm_options({"timeout_min": "1-00:00:00"})
+
+
+def test_a_folder_that_holds_no_model_is_refused_before_the_queue(
+    fake: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    points = [point(n, actor_rollout_ref__model__path=str(folder)) for n in range(3)]
+    with pytest.raises(UserError, match="holds adapters") as caught:
+        launch_on_slurm(points, {"ledger": str(tmp_path / "ledger")}, tmp_path / "sweep")
+    assert str(caught.value).count("holds adapters") == 1
+    assert not list(fake.glob("script*"))

@@ -34,9 +34,30 @@ SAVED: dict[str, Any] = {"exit_code": 85, "records": rank_end("stopped", stop="U
 KILLED: dict[str, Any] = {"exit_code": 137, "records": {0: RankRecord(host="n1")}}
 
 
+def asked_to_stop_by_srun(**first: Any) -> dict[int, RankRecord]:
+    """The records of two ranks: the second one had TERM, because the first one failed."""
+    stopped = RankEnd(kind="stopped", exit_code=85, host="n2", time=2.0, stop="TERM")
+    return {0: RankRecord(host="n1", **first), 1: RankRecord(host="n2", end=stopped)}
+
+
+FAILED = RankEnd(kind="crash", exit_code=1, host="n1", time=1.0)
+LOST = RankEnd(kind="lost_peer", exit_code=1, host="n1", time=1.0)
+
+
 @pytest.mark.parametrize(
     ("cause", "ending"),
     [
+        # srun sends TERM to the ranks that are left when one has failed: nobody else asked for it.
+        ("crash", Ending(exit_code=139, tasks=2, records=asked_to_stop_by_srun(), slurm=RUNNING)),
+        ("crash", Ending(exit_code=137, tasks=2, records=asked_to_stop_by_srun(), slurm=RUNNING)),
+        (
+            "crash",
+            Ending(exit_code=85, tasks=2, records=asked_to_stop_by_srun(end=FAILED), slurm=RUNNING),
+        ),
+        (
+            "node_failure",
+            Ending(exit_code=85, tasks=2, records=asked_to_stop_by_srun(end=LOST), slurm=RUNNING),
+        ),
         # The preemption time of an earlier attempt, which Slurm still shows, doesn't make this time
         # limit a preemption.
         (
