@@ -164,14 +164,14 @@ from trainer.base import signals
 signals.install()
 with open(sys.argv[1], "w") as file:
     file.write("ready")
-while signals.requested() is None:
-    time.sleep(0.01)
 deadline = time.monotonic() + 60
+while signals.requested() is None and time.monotonic() < deadline:
+    time.sleep(0.01)
 while os.isatty(1) and time.monotonic() < deadline:  # a thread lets go of it
     time.sleep(0.01)
 print("saving", flush=True)
 with open(sys.argv[1], "w") as file:
-    file.write(signals.requested())
+    file.write(str(signals.requested()))
 os._exit(85)
 """
     with tempfile.TemporaryDirectory() as folder:
