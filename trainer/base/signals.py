@@ -119,14 +119,14 @@ def check() -> None:
 
 def request(cause: str) -> None:
     """Ask this process to stop, as another rank was asked. Called in a thread of its own."""
+    if cause == "HUP":
+        _let_go_of_terminal()
     _request.begin(cause)
     with _request.lock:
         if _request.announced:
             return
         _request.announced = True
         at_once = _request.end is not None
-    if cause == "HUP":
-        _let_go_of_terminal()
     if _request.on_request is not None:
         _request.on_request(cause)
     if at_once:
@@ -202,6 +202,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         if _request.interrupts > 1:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
+    if number == signal.SIGHUP:
+        _let_go_of_terminal()  # before anyone who sees the request prints
     _request.begin(_name(number))
     with _request.lock:
         leaves = _request.end is not None and not (_request.joining or _request.raised)
