@@ -248,3 +248,13 @@ def test_verls_examples_compose_or_say_why_not(shared: Path) -> None:
     table = verl_scripts.table(shared / "data" / "verl_overrides.jsonl")
     assert table in verl_scripts.PAGE.read_text(), "run python -m tests.config.verl_scripts FILE"
     assert "unknown key" not in table
+
+
+def test_a_file_whose_settings_change_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [config, _self_]\nray_kwargs: {ray_init: {num_cpus: 4}}\n"
+    )
+    words = ("--config-path", str(tmp_path), "--config-name", "mine", "experiment=demo_grpo")
+    done = python_m("trainer", *words, "trainer.nnodes=2", cwd=tmp_path)
+    assert "1 of verl's settings change nothing here: ray_init.num_cpus" in done.stderr
+    assert done.returncode == 2 and "trainer.nnodes=2" in done.stderr  # it goes on to the checks

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from trainer.base.command import let_hydra_raise, restore_full_error
 from trainer.base.errors import UserError, as_user_error
@@ -14,7 +14,9 @@ from trainer.base.masking import holds_secret, secret_refused
 from trainer.config.checks.problems import SettingsError, raise_problems
 from trainer.config.cli import message_of, print_error
 from trainer.config.keys.conf_tree import conf_dir
+from trainer.config.keys.tree import NOT_SETTINGS
 from trainer.config.overrides import CommandLine, check_overrides
+from trainer.config.verl.translate import accepted_line, translate_tree
 
 
 def compose_and_call(
@@ -86,6 +88,9 @@ class _Call:
             problems = self.line.problems
             if problems:
                 raise_problems([*problems, *_problems_of(settings, complete=self.complete)])
+            note = _note_on_files(settings)
+            if note is not None:
+                sys.stderr.write(f"[HINT] {note}\n")
             self.code = max(self.code, self.task(settings))
         except Exception as error:
             self.error = error
@@ -100,3 +105,14 @@ def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:
     except SettingsError as error:
         return error.problems
     return []
+
+
+def _note_on_files(settings: DictConfig) -> str | None:
+    """One line on verl's settings in a file of the user's that change nothing here; those of the
+    command line are left out of ``settings`` already.
+    """
+    tree = OmegaConf.to_container(settings, resolve=False)
+    assert isinstance(tree, dict)
+    own = {str(key): value for key, value in tree.items() if key not in NOT_SETTINGS}
+    translations, _ = translate_tree(own)
+    return accepted_line(translations)
