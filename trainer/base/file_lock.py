@@ -23,7 +23,7 @@ def locked(path: Path, wait_s: float) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + wait_s
-        while _is_locked_by_another(descriptor):
+        while is_locked_by_another(descriptor):
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, "another command has locked it", str(path))
             time.sleep(POLL_S)
@@ -32,8 +32,8 @@ def locked(path: Path, wait_s: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_locked_by_another(descriptor: int) -> bool:
-    """Try to lock."""
+def is_locked_by_another(descriptor: int) -> bool:
+    """Try to lock an open file. A file system without locks counts as locked by this process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

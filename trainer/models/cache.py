@@ -10,7 +10,6 @@ good, and the model is made anew under the next name.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from trainer.base import file_lock
 from trainer.base.atomic import sync_folder, write_json
 from trainer.base.errors import DISK_FULL, UserError
 from trainer.base.home import expanded
@@ -40,7 +40,6 @@ NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 """Files without which no folder is a model with its tokenizer."""
 LOCK_WAIT_S = 600.0
 """Longest wait for another process that makes the same model; then it is made here as well."""
-LOCK_POLL_S = 0.05
 LEFT_OVER_S = 86_400.0
 """Age at which a folder in which a model was being made is taken for one of a killed process."""
 
@@ -215,23 +214,7 @@ def _locked(path: Path, wait_s: float) -> Iterator[None]:
     It saves work and decides nothing: where locks don't work, or the holder takes longer than
     ``wait_s`` seconds, the body runs without it.
     """
-    descriptor = None
-    with contextlib.suppress(OSError):  # another user's lock, or a cache that is only read
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        _wait_for_lock(descriptor, time.monotonic() + wait_s)
-    try:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # too long, another user's lock, a cache only read
+            stack.enter_context(file_lock.locked(path, wait_s))
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int, deadline: float) -> None:
-    """Raises OSError where the file system has no locks."""
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOCK_POLL_S)
-        else:
-            return

@@ -8,7 +8,6 @@ is sent once, whatever ended an attempt.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections import Counter
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.base.file_lock import is_locked_by_another
 from trainer.base.json_files import Fields, is_count, is_text, read_lines
 from trainer.base.metrics_file import METRICS_FILE, read_metrics
 
@@ -73,13 +73,9 @@ class SentRows:
         self._run_id = run_id
         self._path = run_dir / JOURNAL_FILE
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if is_locked_by_another(self._fd):
             os.close(self._fd)
-            raise BlockingIOError("another process is sending this run") from error
-        except OSError:
-            pass  # a file system without locks
+            raise BlockingIOError("another process is sending this run")
         self._next_row = 0
         self._sent: Counter[tuple[int, str]] = Counter()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.json_files import parse_object
+from trainer.base.processes import process_start
 from trainer.base.run_owner import LEASE
 
 log = logging.getLogger(__name__)
@@ -94,11 +95,9 @@ def _is_alive_on_this_host(holder: bytes) -> bool:
         body = parse_object(holder) or {}
         if body["host"] != socket.gethostname():
             return False
-        stat = Path(f"/proc/{int(body['pid'])}/stat").read_text()
-        state = stat.rsplit(")", 1)[1].split()[0]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return process_start(int(body["pid"])) > 0
+    except (ValueError, KeyError, TypeError, OverflowError):
         return False
-    return state not in "ZX"
 
 
 def _describe(holder: bytes) -> str:
