@@ -9,13 +9,11 @@ from pathlib import Path
 
 from jobs.evidence import states_of
 from jobs.ledger import SUBMITTED, Entry
-from jobs.run_state import COMPLETED, ENDING, FAILED, UNKNOWN, RunState
+from jobs.run_state import ENDED, ENDING, UNKNOWN, RunState
 from jobs.slurm import Slurm
 from trainer.base import run_owner
 from trainer.base.errors import UserError
 from trainer.base.run_owner import FIX, Owner
-
-ENDED = (COMPLETED, *FAILED)
 
 
 def living_owners(owners: Mapping[Path, Owner | None]) -> dict[Path, str]:

@@ -54,6 +54,9 @@ lags by seconds.
 FOLDER_GONE = "its run folder is not there any more"
 """Why a run is LOST whose folder was deleted, or moved from where the ledger has it."""
 
+ENDED = (COMPLETED, *FAILED)
+"""States of a run that will not go on by itself."""
+
 STATES = (*ALIVE, ENDING, COMPLETED, *FAILED, UNKNOWN)
 """All states of a run."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs import ledger
 from jobs.evidence import states_of
-from jobs.run_state import COMPLETED, FAILED
+from jobs.run_state import COMPLETED, ENDED, FAILED
 from jobs.slurm import Slurm
 from jobs.submit.plan import Job, PreviousRun
 from jobs.submit.report import plain, varying_overrides
@@ -153,7 +153,7 @@ def previous_runs(
     runs: dict[str, list[PreviousRun]] = {}
     for entry in entries:
         state = states[entry.run].state
-        lives = state not in (COMPLETED, *FAILED) and entry.job != ledger.LOCAL
+        lives = state not in ENDED and entry.job != ledger.LOCAL
         job = entry.job if lives else ""
         run = PreviousRun(run=Path(entry.run), state=state, name=entry.name, job=job)
         runs.setdefault(entry.signature, []).insert(0, run)

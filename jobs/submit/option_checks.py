@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs.slurm import seconds
 from trainer.base.errors import UserError, shortened
+from trainer.base.json_files import is_text
 from trainer.base.masking import holds_secret, secret_refused
 
 RANGES = {
@@ -131,15 +132,6 @@ def _expected(name: str, value: Any) -> str | None:
         pattern, words = FORMS[name]
         fits = isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
         if name in ("sweep", "name", "comment", "ledger", "submitit_folder"):
-            fits = fits and is_utf8(value) and value.strip() != ""
+            fits = fits and is_text(value) and value.strip() != ""
         return None if fits else words
     return None
-
-
-def is_utf8(text: str) -> bool:
-    """Whether ``text`` can be written down: bytes of a command line that are no UTF-8 can't."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

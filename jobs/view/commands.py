@@ -13,15 +13,12 @@ from jobs import ledger
 from jobs.evidence import require_folder, states_of
 from jobs.ledger import Entry
 from jobs.records import note_cancelled
-from jobs.run_state import COMPLETED, FAILED, STATES, RunState
+from jobs.run_state import ENDED, FAILED, STATES, RunState
 from jobs.slurm import Slurm
 from jobs.view.select import select
 from jobs.view.table import console_of, table_of
 from trainer.base.errors import UserError, nearest
 from trainer.base.run_folder import last_attempt
-
-ENDED = (COMPLETED, *FAILED)
-"""States of a run that will not go on by itself."""
 
 
 def _entries(options: Namespace) -> list[Entry]:

@@ -12,7 +12,7 @@ from jobs.ledger import Entry
 from jobs.view.columns import GAP, LEAST_FLEXIBLE, LEAST_NAME, cut
 from jobs.view.table import varying_of
 from trainer.base.errors import UserError, nearest
-from trainer.base.metrics_file import METRICS_FILE, read_metrics
+from trainer.base.metrics_file import METRICS_FILE, last_step, read_metrics
 
 DEFAULT_METRICS = (
     "critic/score/mean",
@@ -60,7 +60,8 @@ def compare_tables(
     step = at if at is not None else last_common_step(runs)
     rows = [metrics_at(run, step) for run in runs]
     if at is not None and entries and not any(rows):
-        newest = [step for step in map(_last_step, runs) if step is not None]
+        last_steps = [last_step(run / METRICS_FILE) for run in runs]
+        newest = [step for step in last_steps if step is not None]
         hint = f"the newest one is {max(newest)}" if newest else "they have none yet"
         raise UserError(f"no run has step {at}: {hint}; leave --at out for the last common one.")
     known = sorted(set().union(*rows)) if rows else []
@@ -75,10 +76,6 @@ def compare_tables(
         _table(entries, rows, group, title, width)
         for group in _groups(names, width - _name_width(entries, width))
     ]
-
-
-def _last_step(run: Path) -> int | None:
-    return max((record["step"] for record in read_metrics(run / METRICS_FILE)), default=None)
 
 
 def _name_width(entries: Sequence[Entry], width: int) -> int:

@@ -12,7 +12,7 @@ from rich.live import Live
 from jobs.evidence import states_of
 from jobs.ledger import Entry
 from jobs.rank_logs import tail_of
-from jobs.run_state import COMPLETED, FAILED, UNKNOWN
+from jobs.run_state import COMPLETED, ENDED, UNKNOWN
 from jobs.slurm import Slurm
 from jobs.view.table import console_of, table_of
 from trainer.base.errors import UserError
@@ -37,7 +37,7 @@ def wait_for(entries: Sequence[Entry], slurm: Slurm, poll_s: float = POLL_S) -> 
                 time.sleep(poll_s)
                 continue
             live.update(table_of(entries, states, console.width), refresh=True)
-            if all(states[entry.run].state in (COMPLETED, *FAILED, UNKNOWN) for entry in entries):
+            if all(states[entry.run].state in (*ENDED, UNKNOWN) for entry in entries):
                 break
             time.sleep(pause)
             pause = min(poll_s, pause * 1.3)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.base.command import run_command
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
 from trainer.tracking.plotting import format_count, new_figure, save_figure, set_step_axis
@@ -203,15 +204,14 @@ def _fill_text(mean: Points, budget: Points) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    return run_command(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("Use: python -m trainer.tracking.pictures RUN_FOLDER\n")
         return EXIT_USER
-    try:
-        files = draw_pictures(Path(arguments[0]))
-    except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return EXIT_USER
+    files = draw_pictures(Path(arguments[0]))
     sys.stdout.write(
         "".join(f"{path}\n" for path in files)
         or "Nothing to draw yet: no reward, loss or micro-batch is logged.\n"

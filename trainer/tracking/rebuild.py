@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
+from trainer.base.command import run_command
+from trainer.base.errors import EXIT_OK, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
 from trainer.base.run_folder import DISPLAY_NAME, read_json
 from trainer.config import load_frozen
@@ -89,6 +90,10 @@ def _fresh_folder(run_dir: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.tracking.rebuild", description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--online", action="store_true", help="send to the server what it lacks")
@@ -96,11 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--new-id", action="store_true", help="a run of its own beside the one with the run's id"
     )
     options = parser.parse_args(arguments)
-    try:
-        folder, rows, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
-    except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return EXIT_USER
+    folder, rows, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
     if folder is None:
         return 1
     if options.online:

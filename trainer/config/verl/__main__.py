@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.base.command import run_command
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
-from trainer.config.cli import print_error
 from trainer.config.verl.script import Script, read_script
 from trainer.config.verl.translate import Outcome, Translation, translate
 
@@ -28,18 +28,20 @@ HEADINGS: dict[Outcome, str] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Print the translation of a script. Returns 0, or 2 when a setting has no counterpart here."""
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Raises UserError for what is no script for verl."""
     parser = argparse.ArgumentParser(prog="python -m trainer.config.verl", description=__doc__)
     parser.add_argument("script", type=Path, help="a shell script that starts verl")
     options = parser.parse_args(arguments)
-    try:
-        script = read_script(_text_of(options.script))
-        if not script.settings:
-            raise UserError(
-                f"{options.script} holds no settings KEY=VALUE of verl; give the script that runs "
-                "python -m verl.trainer.main_ppo"
-            )
-    except UserError as error:
-        return print_error(error)
+    script = read_script(_text_of(options.script))
+    if not script.settings:
+        raise UserError(
+            f"{options.script} holds no settings KEY=VALUE of verl; give the script that runs "
+            "python -m verl.trainer.main_ppo"
+        )
     translations = translations_of(script)
     sys.stdout.write(report(translations) + "\n")
     wrong = any(found.outcome in ("refused", "unknown") for _, found in translations)
