@@ -64,6 +64,9 @@ class GridSweeper(BasicSweeper):
     composes each job once more and writes ``multirun.yaml`` before anything is checked.
     """
 
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        super().__init__(max_batch_size=None, params=params)
+
     def sweep(self, arguments: list[str]) -> Any:
         """Hand all jobs to the launcher at once."""
         assert self.launcher is not None and self.hydra_context is not None

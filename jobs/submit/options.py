@@ -123,8 +123,6 @@ class GridOptions:
     """``hydra/sweeper=grid``: every combination of the values of a command line."""
 
     _target_: str = "hydra_plugins.plimsoll_launcher.GridSweeper"
-    max_batch_size: int | None = None
-    """Not used: all jobs are checked before the first is submitted."""
     params: dict[str, str] | None = None
     """Further keys -> values to sweep over, as on the command line."""
 

@@ -13,7 +13,6 @@ GROUPS: dict[str, str] = {
     "reward.custom_reward_function": "custom_reward_function",
     "reward.reward_model": "reward_model",
     "reward.sandbox_fusion": "sandbox_fusion",
-    f"{_MODEL}.override_config.lora": f"{_MODEL}.lora",
 }
 """Another name of a group of keys -> the group. The first four are those of verl's SFT trainer."""
 
