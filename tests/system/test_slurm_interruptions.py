@@ -90,7 +90,7 @@ def scenarios(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield scenarios
 
 
-def _all_nodes_except(*nodes: str) -> str:
+def all_nodes_except(*nodes: str) -> str:
     """The value of ``exclude`` that leaves ``nodes``."""
     return ",".join(node for node in ALL_NODES if node not in nodes)
 
@@ -110,7 +110,7 @@ def _trainer(
         "data.num_workers=0",
         "trainer.plot_interval=1000",
         "trainer.checkpoint.save_freq=2",
-        f'hydra.launcher.exclude="{_all_nodes_except(*nodes)}"',
+        f'hydra.launcher.exclude="{all_nodes_except(*nodes)}"',
         "hydra.launcher.resubmit=always",
         "trainer.n_gpus_per_node=1",
         "hydra.launcher.timeout_min=60",
@@ -131,7 +131,7 @@ def _standin(
 ) -> Entry:
     """Submit the stand-in, which has the name of the sweep, for ``nodes``."""
     point = dev_point(0, name, steps, **settings)
-    exclude = _all_nodes_except(*nodes)
+    exclude = all_nodes_except(*nodes)
     return Sweep(scenarios.root / name, [point], standin, setup, exclude=exclude).entry(0)
 
 
@@ -219,18 +219,18 @@ def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
 def _lose_the_node(entry: Entry, lab: Path) -> None:
     """Kill the node's daemon and every process of the job there."""
     node = _node_of(entry)
-    _kill_daemon(lab, node)
-    _kill_job_processes(entry)
-    _declare_down(node)
+    kill_daemon(lab, node)
+    kill_job_processes(entry)
+    declare_down(node)
     # The tests that follow need a node of that name.
-    _start_daemon(lab, node)
+    start_daemon(lab, node)
 
 
-def _kill_daemon(lab: Path, node: str) -> None:
+def kill_daemon(lab: Path, node: str) -> None:
     _kill(int((lab / f"pid/slurmd-{node}.pid").read_text()))
 
 
-def _start_daemon(lab: Path, node: str) -> None:
+def start_daemon(lab: Path, node: str) -> None:
     with (lab / f"log/slurmd-{node}.out").open("ab") as log:
         daemon = shutil.which("slurmd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         new_daemon = subprocess.Popen(
@@ -239,13 +239,13 @@ def _start_daemon(lab: Path, node: str) -> None:
     (lab / f"pid/slurmd-{node}.pid").write_text(str(new_daemon.pid))
 
 
-def _declare_down(node: str) -> None:
+def declare_down(node: str) -> None:
     """Do what Slurm does by itself after SlurmdTimeout, and wait until it is done."""
     slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed")
     wait(lambda: "down" in slurm("sinfo", "-h", "-n", node, "-o", "%T"), f"the loss of {node}")
 
 
-def _kill_job_processes(entry: Entry, node: str = "") -> None:
+def kill_job_processes(entry: Entry, node: str = "") -> None:
     """Kill every process of a job, or those on one of its nodes, with Slurm's own that watch
     them.
     """
@@ -253,12 +253,11 @@ def _kill_job_processes(entry: Entry, node: str = "") -> None:
     watchers = f"slurmstepd: [{array}."
     job = f"SLURM_ARRAY_JOB_ID={array} "
     place = f"SLURMD_NODENAME={node} " if node else ""
-    processes = [(pid, text) for pid, text in _processes() if job in text and place in text]
-    victims = [pid for pid, _ in processes]
+    victims = [pid for pid, text in all_processes() if job in text and place in text]
     if node:
         victims += [_parent_of(pid) for pid in victims]
     else:
-        victims += [pid for pid, text in _processes() if watchers in text]
+        victims += [pid for pid, text in all_processes() if watchers in text]
     for pid in victims:
         _kill(pid)
 
@@ -268,7 +267,7 @@ def _parent_of(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[1])
 
 
-def _processes() -> list[tuple[int, str]]:
+def all_processes() -> list[tuple[int, str]]:
     """Process id, and command line with environment, of every other process."""
     processes = []
     for folder in Path("/proc").iterdir():
@@ -327,12 +326,12 @@ def _lose_one_of_two_nodes(scenarios: Scenarios) -> Entry:
     )
     wait(lambda: step(entry) >= 12, "twelve steps", entry)
     first, second = hosts_of(_node_of(entry))
-    _kill_daemon(scenarios.lab, second)
-    _kill_job_processes(entry, second)
+    kill_daemon(scenarios.lab, second)
+    kill_job_processes(entry, second)
     wait(lambda: causes(entry), f"the end without {second}", entry)
     # What Slurm does by itself after five minutes; until then the job is COMPLETING.
-    _declare_down(second)
-    _start_daemon(scenarios.lab, second)
+    declare_down(second)
+    start_daemon(scenarios.lab, second)
     (Path(entry.run) / "go").touch()
     assert first in ALL_NODES
     return _finish(entry)
@@ -350,10 +349,10 @@ def _kill_the_daemon_before_the_launch(scenarios: Scenarios) -> Entry:
     )
     wait(mark.exists, "the setup lines", entry)
     node = slurm("squeue", "-h", "-j", entry.job, "-o", "%N").strip()
-    _kill_daemon(scenarios.lab, node)
+    kill_daemon(scenarios.lab, node)
     mark.with_name("setup.go").touch()
     wait(lambda: causes(entry), "the end of the launch", entry)
-    _start_daemon(scenarios.lab, node)
+    start_daemon(scenarios.lab, node)
     return _finish(entry)
 
 
@@ -361,18 +360,20 @@ def _crash_once(scenarios: Scenarios) -> Entry:
     return _finish(_standin(scenarios, "segfault", ["n3"], 10))
 
 
-def _metrics(entry: Entry) -> dict[int, dict[str, float]]:
+def metrics_of(entry: Entry, steps: int) -> dict[int, dict[str, float]]:
+    """The metrics that must be equal, by step; each of ``steps`` was logged once."""
     rows = [
         row
         for row in read_json_lines(Path(entry.run) / "metrics.jsonl")
         if "actor/grad_norm" in row
     ]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))  # each step once
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
     return {row["step"]: {name: row[name] for name in EQUAL_METRICS} for row in rows}
 
 
-def _weights(entry: Entry) -> dict[str, torch.Tensor]:
-    folder = Path(entry.run) / f"checkpoints/step_{STEPS}/global_step{STEPS}"
+def weights_of(entry: Entry, steps: int) -> dict[str, torch.Tensor]:
+    """The weights of the checkpoint after the last of ``steps``."""
+    folder = Path(entry.run) / f"checkpoints/step_{steps}/global_step{steps}"
     tensors = torch.load(
         next(iter(folder.glob("*model_states.pt"))), map_location="cpu", weights_only=False
     )["module"]
@@ -385,10 +386,10 @@ def test_a_run_interrupted_in_every_way_equals_the_undisturbed_run(
     interrupted = scenarios.ended("interrupted")
     undisturbed = scenarios.ended("undisturbed")
     assert causes(interrupted) == [*INTERRUPTIONS, "done"] and causes(undisturbed) == ["done"]
-    assert _metrics(interrupted) == _metrics(undisturbed)
-    assert any(row["actor/grad_norm"] > 0 for row in _metrics(undisturbed).values())
-    weights = _weights(interrupted)
-    expected = _weights(undisturbed)
+    assert metrics_of(interrupted, STEPS) == metrics_of(undisturbed, STEPS)
+    assert any(row["actor/grad_norm"] > 0 for row in metrics_of(undisturbed, STEPS).values())
+    weights = weights_of(interrupted, STEPS)
+    expected = weights_of(undisturbed, STEPS)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
 

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,10 @@ from jobs.ledger import Entry
 from jobs.records import attempts
 from tests.system import digits_reward
 from tests.system import test_slurm_interruptions as ways
-from tests.system.conftest import NODES
 from tests.system.slurm_runs import causes, slurm, state, step, wait
 from tests.system.test_slurm_sweep import Lab
 from trainer.base.rank_info import hosts_of
-from trainer.base.run_folder import log_folder, read_json, read_json_lines
+from trainer.base.run_folder import log_folder, read_json
 
 pytestmark = [pytest.mark.system, pytest.mark.exhaustive, pytest.mark.timeout(5400)]
 STEPS = 70
@@ -34,7 +32,6 @@ HELD_AFTER = 3
 """Steps after which an attempt makes no more until it is interrupted."""
 SEED = 20261201
 COUNT = 20
-ALL_NODES = [f"n{number}" for number in range(1, NODES + 1)]
 BUDGETS = [
     f"hydra.launcher.{name}={COUNT}"
     for name in ("max_node_failures", "max_bad_nodes", "max_crashes", "max_num_timeout")
@@ -58,8 +55,6 @@ class Way:
 
     interrupt: Callable[[Entry, Path], None]
     causes: tuple[str, ...]
-    saves: bool
-    """Whether the ranks may save before they leave."""
 
 
 def _preempt(entry: Entry, lab: Path) -> None:
@@ -97,20 +92,20 @@ def _lose_second_node(entry: Entry, lab: Path) -> None:
     """Slurm goes on calling the job RUNNING: it takes 300 s to notice by itself."""
     node = _nodes(entry)[-1]
     number = len(causes(entry))
-    ways._kill_daemon(lab, node)
-    ways._kill_job_processes(entry, node)
+    ways.kill_daemon(lab, node)
+    ways.kill_job_processes(entry, node)
     wait(lambda: len(causes(entry)) > number, f"the end without {node}", entry)
-    ways._declare_down(node)
-    ways._start_daemon(lab, node)
+    ways.declare_down(node)
+    ways.start_daemon(lab, node)
 
 
 def _lose_first_node(entry: Entry, lab: Path) -> None:
     """The node of the batch script dies with all processes of the job there."""
     node = _nodes(entry)[0]
-    ways._kill_daemon(lab, node)
-    ways._kill_job_processes(entry)
-    ways._declare_down(node)
-    ways._start_daemon(lab, node)
+    ways.kill_daemon(lab, node)
+    ways.kill_job_processes(entry)
+    ways.declare_down(node)
+    ways.start_daemon(lab, node)
 
 
 def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
@@ -121,16 +116,16 @@ def _reach_the_time_limit(entry: Entry, lab: Path) -> None:
 
 
 WAYS = {
-    "preempt": Way(_preempt, ("preempted",), saves=True),
-    "USR2": Way(_signal, ("signalled",), saves=True),
-    "TERM": Way(_terminate, ("signalled",), saves=True),
-    "requeue": Way(_requeue, ("requeued",), saves=True),
-    "time limit": Way(_reach_the_time_limit, ("timeout",), saves=True),
-    "KILL of a rank": Way(_kill_rank, ("crash", "out_of_memory"), saves=False),
-    "SEGV of a rank": Way(_segfault_rank, ("crash",), saves=False),
-    "ABRT of a rank": Way(_abort_rank, ("crash",), saves=False),
-    "second node": Way(_lose_second_node, ("node_failure",), saves=False),
-    "first node": Way(_lose_first_node, ("node_failure",), saves=False),
+    "preempt": Way(_preempt, ("preempted",)),
+    "USR2": Way(_signal, ("signalled",)),
+    "TERM": Way(_terminate, ("signalled",)),
+    "requeue": Way(_requeue, ("requeued",)),
+    "time limit": Way(_reach_the_time_limit, ("timeout",)),
+    "KILL of a rank": Way(_kill_rank, ("crash", "out_of_memory")),
+    "SEGV of a rank": Way(_segfault_rank, ("crash",)),
+    "ABRT of a rank": Way(_abort_rank, ("crash",)),
+    "second node": Way(_lose_second_node, ("node_failure",)),
+    "first node": Way(_lose_first_node, ("node_failure",)),
 }
 
 
@@ -154,7 +149,9 @@ def _rank_pid(entry: Entry, rank: int) -> int:
     found: list[int] = []
 
     def is_there() -> bool:
-        found[:] = [pid for pid, text in ways._processes() if all(mark in text for mark in marks)]
+        found[:] = [
+            pid for pid, text in ways.all_processes() if all(mark in text for mark in marks)
+        ]
         return bool(found)
 
     wait(is_there, f"the process of rank {rank}", entry)
@@ -176,7 +173,7 @@ def _submit(root: Path, lab: Lab, name: str, reward: Path, *nodes: str) -> Entry
         "trainer.nnodes=2",
         "trainer.n_gpus_per_node=1",
         "trainer.device=cpu",
-        f'hydra.launcher.exclude="{",".join(n for n in ALL_NODES if n not in nodes)}"',
+        f'hydra.launcher.exclude="{ways.all_nodes_except(*nodes)}"',
         "hydra.launcher.resubmit=always",
         "hydra.launcher.timeout_min=60",
         "hydra.launcher.signal_delay_s=580",
@@ -189,14 +186,6 @@ def _saved_step(entry: Entry) -> int:
     manifests = (Path(entry.run) / "checkpoints").glob("step_*/manifest.json")
     names = [path.parent.name.removeprefix("step_") for path in manifests]
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def _free_all_nodes(entry: Entry) -> None:
-    """An operator takes repaired nodes in again, which only a pending job lets him do."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and state(entry) == "PENDING":
-        slurm("scontrol", "update", f"JobId={entry.job}", "ExcNodeList=", check=False)
-        return
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +211,6 @@ def runs(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         wait(lambda at=ended: len(causes(entry)) > at, f"the end by {name} ({number})", entry)
         told = attempts(Path(entry.run))[ended]
         assert told["requeue"], (number, name, told)
-        _free_all_nodes(entry)
         begin = log_folder(Path(entry.run), ended + 2) / "begin.json"
         wait(begin.exists, f"the attempt after {name} ({number})", entry)
         assert read_json(begin)["step"] >= saved, (number, name)
@@ -232,21 +220,10 @@ def runs(slurm_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     yield Runs(entry, alone, interrupted_attempts)
 
 
-def _metrics(entry: Entry) -> dict[int, dict[str, float]]:
-    rows = [r for r in read_json_lines(Path(entry.run) / "metrics.jsonl") if "actor/grad_norm" in r]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))  # each step once
-    return {row["step"]: {name: row[name] for name in ways.EQUAL_METRICS} for row in rows}
-
-
-def _weights(entry: Entry) -> dict[str, torch.Tensor]:
-    folder = Path(entry.run) / f"checkpoints/step_{STEPS}/global_step{STEPS}"
-    file = next(iter(folder.glob("*model_states.pt")))
-    return dict(torch.load(file, map_location="cpu", weights_only=False)["module"])
-
-
 def test_twenty_interruptions_change_nothing(runs: Runs) -> None:
-    assert _metrics(runs.interrupted) == _metrics(runs.alone)
-    weights, expected = _weights(runs.interrupted), _weights(runs.alone)
+    assert ways.metrics_of(runs.interrupted, STEPS) == ways.metrics_of(runs.alone, STEPS)
+    weights = ways.weights_of(runs.interrupted, STEPS)
+    expected = ways.weights_of(runs.alone, STEPS)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
