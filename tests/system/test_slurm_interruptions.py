@@ -247,19 +247,21 @@ def declare_down(node: str) -> None:
 
 def kill_job_processes(entry: Entry, node: str = "") -> None:
     """Kill every process of a job, or those on one of its nodes, with Slurm's own that watch
-    them.
+    them: all at one instant, as when the machine dies, so that none tells of another's end.
     """
     array = entry.job.split("_")[0]
-    watchers = f"slurmstepd: [{array}."
     job = f"SLURM_ARRAY_JOB_ID={array} "
     place = f"SLURMD_NODENAME={node} " if node else ""
-    victims = [pid for pid, text in all_processes() if job in text and place in text]
+    processes = all_processes()
+    victims = [pid for pid, text in processes if job in text and place in text]
+    watchers = [pid for pid, text in processes if f"slurmstepd: [{array}." in text]
     if node:
-        victims += [_parent_of(pid) for pid in victims]
-    else:
-        victims += [pid for pid, text in all_processes() if watchers in text]
-    for pid in victims:
-        _kill(pid)
+        parents = {_parent_of(pid) for pid in victims}
+        watchers = [pid for pid in watchers if pid in parents]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in [*watchers, *victims]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _parent_of(pid: int) -> int:
