@@ -62,6 +62,19 @@ def test_budgets_that_change_are_a_stepped_line() -> None:
     assert [list(line.get_ydata()) for line in axes.get_lines()][1] == [1024.0, 512.0]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ranges"), [([500, 900], ["smallest to largest micro-batch"]), ([500], [])]
+)
+def test_the_legend_names_a_range_only_where_one_is_seen(
+    tokens: list[int], ranges: list[str]
+) -> None:
+    axes = Figure().add_subplot()
+    steps = {step: {"step": step, **micro_batch_metrics(tokens, 1024)} for step in (1, 2)}
+    assert pictures.draw_micro_batches(axes, steps)
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == [*ranges, "mean", "budget (1,024)"]
+
+
 def test_series_leave_out_values_that_are_not_finite() -> None:
     steps = {1: {"a": math.nan}, 2: {"a": 1.0}, 3: {"a": math.inf}, 4: {"b": 2}}
     assert series(steps, ["x", "a", "b"]) == ([2], [1.0])

@@ -85,7 +85,7 @@ def draw_micro_batches(axes: Any, steps: Steps) -> bool:
     budget = series(steps, [BUDGET])
     if not x:
         return False
-    if len(smallest) == len(largest) == len(x):
+    if len(smallest) == len(largest) == len(x) and smallest != largest:
         label = "smallest to largest micro-batch"
         axes.fill_between(x, smallest, largest, color=BLUE, alpha=0.18, lw=0, label=label)
         if len(x) == 1:
