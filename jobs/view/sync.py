@@ -9,10 +9,9 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.metrics_file import METRICS_FILE
+from trainer.base.run_folder import WANDB_IDENTITY
 
 TIMEOUT_S = 600
-IDENTITY_FILE = "wandb.json"
-"""A run whose metrics go to W&B has it."""
 
 
 def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
@@ -45,4 +44,4 @@ def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
 
 
 def _has_rows(run: Path) -> bool:
-    return (run / IDENTITY_FILE).is_file() and (run / METRICS_FILE).is_file()
+    return (run / WANDB_IDENTITY).is_file() and (run / METRICS_FILE).is_file()

@@ -83,6 +83,8 @@ RECORD_FIELDS: Mapping[str, Fields] = {
 """What the fields of a record have to hold, by the name of its file."""
 DISPLAY_NAME = "display_name"
 """Field of ``job.json``: what trackers call the run of a sweep."""
+WANDB_IDENTITY = "wandb.json"
+"""The W&B run that a run's metrics go to; a run that doesn't log to W&B has no such file."""
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
 
 

@@ -26,10 +26,10 @@ from trainer.base.errors import first_line
 from trainer.base.full_disk import WAIT_S
 from trainer.base.json_files import Fields, is_text, optional, read_object
 from trainer.base.masking import mask_values
+from trainer.base.run_folder import WANDB_IDENTITY
 from trainer.tracking.wandb_rows import METRICS, TABLE, Row, RunRecord, SentRows
 
 STEP_AXIS = "training/global_step"
-IDENTITY_FILE = "wandb.json"
 MODES = ("auto", "online", "offline", "disabled")
 TABLE_NAME = "val/generations"
 MAX_RESTARTS = 3
@@ -74,12 +74,12 @@ def load_or_create_identity(
 
 def save_identity(run_dir: Path, identity: WandbIdentity) -> None:
     """Write ``<run>/wandb.json``, whole and durable."""
-    atomic.write_json(run_dir / IDENTITY_FILE, asdict(identity), wait_s=WAIT_S)
+    atomic.write_json(run_dir / WANDB_IDENTITY, asdict(identity), wait_s=WAIT_S)
 
 
 def load_identity(run_dir: Path) -> WandbIdentity | None:
     """The identity in ``<run>/wandb.json``; None when it isn't there or was cut short."""
-    values = read_object(run_dir / IDENTITY_FILE, _IDENTITY_FIELDS)
+    values = read_object(run_dir / WANDB_IDENTITY, _IDENTITY_FIELDS)
     if not set(_IDENTITY_FIELDS) <= set(values):
         return None
     return WandbIdentity(**{name: values[name] for name in _IDENTITY_FIELDS})
