@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -143,18 +142,6 @@ def test_templates_come_from_texts_files_or_the_tokenizer(tmp_path: Path) -> Non
         UserError, match=r"f, row 1: the chat template failed: ValueError: no such variable"
     ):
         encoder(chat_template=str(tmp_path / "t.jinja")).encode(sample(), index=0, file="f", row=1)
-
-
-def test_a_template_that_never_ends_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(CharTokenizer):
-        def apply_chat_template(self, *arguments: Any, **options: Any) -> str:
-            while True:
-                pass
-
-    monkeypatch.setattr("trainer.data.chat_template.MOST_RENDERING_S", 0.1)
-    limits = EncodeSettings(max_prompt_length=9, max_response_length=9)
-    with pytest.raises(UserError, match=r"it loops without end; set data\.chat_template"):
-        Encoder(Endless(), limits).encode(sample(), index=0, file="f", row=1)
 
 
 @given(

@@ -16,6 +16,7 @@ import multiprocessing
 # its exit hook waits for children; imported first so that ours below runs before it
 import multiprocessing.util
 import os
+import resource
 import signal
 import sys
 import threading
@@ -58,7 +59,12 @@ class Forked(Generic[Request, Answer]):
     answers may have any size. Both are pickled through a pipe that only these two processes hold.
     """
 
-    def __init__(self, serve: Callable[[Request], Answer], name: str) -> None:
+    def __init__(
+        self, serve: Callable[[Request], Answer], name: str, *, memory_bytes: int | None = None
+    ) -> None:
+        """``memory_bytes``: what the child may take besides the memory that it shares; beyond it
+        ``serve`` gets a MemoryError. None: as much as there is.
+        """
         self.name = name
         ours, theirs = multiprocessing.Pipe(duplex=True)
         self._pipe = ours
@@ -66,7 +72,10 @@ class Forked(Generic[Request, Answer]):
         on_main = threading.current_thread() is threading.main_thread()
         # not daemonic: a user's reward function may start processes of its own
         self._process = multiprocessing.get_context("fork").Process(
-            target=_child, args=(serve, theirs, ours, os.getpid(), on_main), name=name, daemon=False
+            target=_child,
+            args=(serve, theirs, ours, os.getpid(), on_main, memory_bytes),
+            name=name,
+            daemon=False,
         )
         with signals.blocked():
             self._process.start()
@@ -185,9 +194,20 @@ def _child(
     parents_end: Connection,
     parent: int,
     on_main: bool,
+    memory_bytes: int | None,
 ) -> None:
     _prepare_child(on_main)
     parents_end.close()
+    if memory_bytes is not None:
+        _limit_memory(memory_bytes)
+    try:
+        _serve(serve, pipe, parent)
+    finally:
+        _end_all()  # its own children, for which multiprocessing would wait
+
+
+def _serve(serve: Callable[[Any], Any], pipe: Connection, parent: int) -> None:
+    """Answer requests until the parent or its end of the pipe is gone."""
     while _request_comes(pipe, parent):
         try:
             request = pipe.recv()
@@ -197,6 +217,17 @@ def _child(
             _send_reply(pipe, _reply_to(serve, request))
         except OSError:
             return
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process map ``more`` bytes than it has mapped now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    for earlier in (soft, hard):
+        if earlier != resource.RLIM_INFINITY:
+            most = min(most, earlier)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def _prepare_child(on_main: bool) -> None:

@@ -98,6 +98,17 @@ def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes | None:
     return None if len(data) > limit else data
 
 
+def read_regular(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """The contents of a file that a user named. Raises OSError for one that is no regular file, or
+    is longer than ``limit`` bytes: a pipe would never be read, and a device never end.
+    """
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return data
+
+
 def read_word(path: Path) -> str | None:
     """The text of a file of one short line, as a hint or a name; None when it holds none."""
     data = read_bytes(path, 1 << 16)

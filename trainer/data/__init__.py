@@ -2,7 +2,8 @@
 
 Read ``build`` first: from the settings to a data set and its loader. ``fields`` turns a file's row
 into a ``DataRow`` (``messages`` reads chats, ``truth`` right answers), ``encode`` turns that into
-tokens and checks them (``chat_template`` and ``conversation`` write turns, ``truncate`` cuts),
+tokens and checks them (``chat_template``, ``rendering`` and ``conversation`` write turns,
+``truncate`` cuts),
 ``dataset`` numbers the rows of several files and ``arithmetic`` makes up sums. ``loader`` yields
 batches in the order of ``order``; ``collate`` and ``batch`` make them ragged arrays; ``data_check``
 refuses samples that can't be trained on.

@@ -7,19 +7,14 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.home import expanded
-from trainer.base.time_limit import TimeLimitExceeded, with_time_limit
+from trainer.base.json_files import read_regular
 from trainer.config.user_files import is_template
 from trainer.data.messages import Message
+from trainer.data.rendering import Renderer, TemplateError, TemplateFailed
 
 PROBE = "=plimsoll=42="
 """A content by which the parts of a rendered text are found."""
-MOST_RENDERING_S = 30.0
-"""A template takes less than a millisecond; one that loops for ever would not hear TERM."""
 _QUESTION: Message = {"role": "user", "content": "?"}
-
-
-class TemplateError(ValueError):
-    """The template does something that turns can't be built with; the message says what."""
 
 
 class ChatTemplate:
@@ -41,6 +36,7 @@ class ChatTemplate:
         Raises UserError when neither the setting nor the tokenizer has a template.
         """
         self._tokenizer = tokenizer
+        self._renderer = Renderer(tokenizer)
         self._options = {**(variables or {}), "chat_template": template}
         own = getattr(tokenizer, "chat_template", None)
         if template is None and not own:
@@ -56,26 +52,13 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, open_next: bool) -> str:
         """``messages`` as text; ``open_next`` adds the header of the assistant's next turn.
 
-        Raises whatever the template's own code raises.
+        Raises TemplateFailed when the template's own code raises, and UserError when it takes too
+        much time or memory.
         """
-        text: str = self._apply(messages, add_generation_prompt=open_next, tokenize=False)
+        text: str = self._renderer.render(
+            messages, add_generation_prompt=open_next, tokenize=False, **self._options
+        )
         return text
-
-    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
-        """The tokenizer's rendering. Raises UserError for a template that doesn't end."""
-        try:
-            return with_time_limit(
-                lambda: self._tokenizer.apply_chat_template(
-                    list(messages), **options, **self._options
-                ),
-                MOST_RENDERING_S,
-            )
-        except TimeLimitExceeded:
-            raise UserError(
-                f"the chat template has not rendered {len(messages)} messages within "
-                f"{MOST_RENDERING_S:.0f} s: it loops without end; set data.chat_template to one "
-                "that ends"
-            ) from None
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a rendered text."""
@@ -92,10 +75,14 @@ class ChatTemplate:
 
     def marked_ids(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Token ids of ``messages``, and whether the template marks each as the assistant's."""
-        rendered = self._apply(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        ids, mask = self._renderer.render(
+            messages,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **self._options,
         )
-        return list(rendered["input_ids"]), [bool(m) for m in rendered["assistant_masks"]]
+        return ids, mask
 
     def between(self, messages: Sequence[Message]) -> str:
         """The text from behind the end token of a turn of the model, over ``messages`` of others,
@@ -168,7 +155,7 @@ class ChatTemplate:
     def _find_marks(self) -> frozenset[str]:
         try:
             text = self.render([{"role": "user", "content": PROBE}], open_next=True)
-        except Exception:  # Jinja runs the template's own code; a prompt's own error tells more
+        except TemplateFailed:  # a prompt's own error tells more
             return frozenset()
         opening, _, closing = text.partition(PROBE)
         self._wrapper = (opening.strip(), closing.strip())
@@ -185,7 +172,9 @@ def read_template(value: str | None) -> str | None:
     if value is None or is_template(value):
         return value
     try:
-        return expanded(value).read_text(encoding="utf-8")
+        return read_regular(expanded(value)).decode()
+    except UnicodeDecodeError as e:
+        raise UserError(f"data.chat_template: {value} is no text in UTF-8 ({e.reason})") from e
     except OSError as e:
         raise UserError(
             f"data.chat_template: {value} is neither a Jinja text nor a readable file "

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from trainer.data.chat_template import ChatTemplate, TemplateError
+from trainer.data.chat_template import ChatTemplate
 from trainer.data.messages import Message
+from trainer.data.rendering import TemplateError
 
 WEIGHT = "weight"
 """Entry of a message of the assistant that is 0 when it is not to be learnt, as OpenAI has it."""

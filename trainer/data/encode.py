@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.data.chat_template import ChatTemplate, TemplateError, read_template
+from trainer.data.chat_template import ChatTemplate, read_template
 from trainer.data.conversation import Turns, answer_turns
 from trainer.data.example import Example
 from trainer.data.fields import DataRow
 from trainer.data.messages import Message
+from trainer.data.rendering import TemplateError
 from trainer.data.truncate import Truncation, truncate
 
 
@@ -106,8 +107,10 @@ class Encoder:
     def _render(self, messages: list[Message], location: str) -> str:
         try:
             return self._template.render(messages, open_next=True)
-        except Exception as e:  # Jinja runs the template's own code, which may raise anything
-            raise UserError(f"{location}: the chat template failed: {type(e).__name__}: {e}") from e
+        except TemplateError as e:
+            raise UserError(f"{location}: the chat template {e}") from e
+        except UserError as e:
+            raise UserError(f"{location}: {e}") from e
 
     def _cut_prompt(
         self, ids: list[int], messages: list[Message], text: str, location: str
@@ -149,10 +152,9 @@ class Encoder:
             return None
         try:
             return answer_turns(self._template, messages, prompt_ids, sample.turns)
-        except Exception as e:
-            reason = str(e) if isinstance(e, TemplateError) else f"failed: {type(e).__name__}: {e}"
+        except TemplateError as e:
             raise UserError(
-                f"{location}: the conversation can't be built, since the chat template {reason}. "
+                f"{location}: the conversation can't be built, since the chat template {e}. "
                 "Set data.chat_template to one that appends turns"
             ) from e
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.data.chat_template import ChatTemplate, TemplateError
+from trainer.data.chat_template import ChatTemplate
+from trainer.data.rendering import TemplateError, TemplateFailed
 
 _PROBE = "=observation=42="
 ROLES = ("tool", "user")
@@ -48,10 +49,10 @@ class ObservationTokens:
                 if _PROBE in self._between(role, _PROBE):
                     return role
                 reasons.append(f"leaves out a message of role {role}")
+            except TemplateFailed as e:
+                reasons.append(f"fails on a message of role {role} ({e.reason})")
             except TemplateError as e:
                 reasons.append(str(e))
-            except Exception as e:  # Jinja runs the template's own code, which may raise anything
-                reasons.append(f"fails on a message of role {role} ({type(e).__name__}: {e})")
         raise UserError(
             "actor_rollout_ref.rollout.agent: an answer of the agent can't follow a turn of the "
             f"model, since the model's chat template {' and '.join(dict.fromkeys(reasons))}; set "
