@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from jobs.rank_logs import log_file
 from trainer.base.errors import UserError
+from trainer.base.json_files import open_regular
 from trainer.base.run_folder import last_attempt
 
 
@@ -18,8 +21,8 @@ def show(run: Path, attempt: int, rank: int, lines: int) -> int:
     if not path.exists():
         present = sorted(str(p.relative_to(run)) for p in run.glob("logs/attempt_*/*.log"))
         raise UserError(f"there is no {path}; there are: {', '.join(present) or 'no logs yet'}.")
-    text = path.read_text(errors="replace").splitlines(keepends=True)
-    sys.stdout.write("".join(text[-lines:]))
+    with _opened(path) as file:
+        sys.stdout.write(_last_lines(file, lines))
     return 0
 
 
@@ -50,11 +53,24 @@ def follow(run: Path, rank: int, lines: int, ended: Callable[[], bool], poll_s: 
 
 def _print_from(path: Path, offset: int | None, lines: int) -> int:
     """Print a file from ``offset``, or its last ``lines`` lines for None. Returns its end."""
-    with path.open(errors="replace") as file:
+    with _opened(path) as file:
         if offset is None:
-            sys.stdout.write("".join(file.readlines()[-lines:]))
+            sys.stdout.write(_last_lines(file, lines))
         else:
             file.seek(offset)
-            sys.stdout.write(file.read())
+            sys.stdout.write(file.read().decode(errors="replace"))
         sys.stdout.flush()
         return file.tell()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The log. Raises UserError for something else in its place."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror}): it is no log file") from error
+
+
+def _last_lines(file: BinaryIO, lines: int) -> str:
+    """The last ``lines`` lines of a file of any size."""
+    return b"".join(deque(file, maxlen=lines)).decode(errors="replace")

@@ -18,6 +18,7 @@ from jobs.attempt import bookkeeping
 from jobs.evidence import read_evidence
 from jobs.ledger import Entry
 from jobs.run_state import state_of
+from jobs.view import logs
 from jobs.view.compare import metrics_at
 from trainer.base import json_files, metrics_file
 from trainer.base.errors import UserError
@@ -25,10 +26,12 @@ from trainer.base.json_files import MAX_LINE_BYTES, read_lines, read_object, rea
 from trainer.base.model_shape import ModelShape
 from trainer.base.rank_records import END_FIELDS, begin_file, end_file, read_records
 from trainer.base.run_folder import RECORD_FIELDS, last_attempt, log_tail, read_json
+from trainer.base.yaml_files import require_readable
 from trainer.checkpoint.store import manifest
 from trainer.checkpoint.store.layout import read_latest
 from trainer.checkpoint.store.lease import _describe, _is_alive_on_this_host
 from trainer.checkpoint.store.manifest import DamagedError
+from trainer.data.chat_template import read_template
 from trainer.launch.rollout_nodes import address_file, find_agent
 from trainer.rollout.vllm.client.status_file import StatusFile
 from trainer.tracking.goodput import earlier_attempts
@@ -189,3 +192,27 @@ def test_a_huge_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_lines(tmp_path / "x") == [{"a": 1}, {"a": 2}]
     lengths = [len(line) for line, _ in json_files.split_lines(tmp_path / "x")]
     assert lengths[1] < 1000 + (1 << 16) + 2 and MAX_LINE_BYTES > 1 << 20
+
+
+@pytest.mark.parametrize("make", [folder_instead, pipe_instead, loop_instead])
+def test_something_else_than_a_file_that_was_named(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """It is refused and not waited for: a pipe has no writer, a device no end."""
+    make(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"config\.json can't be read"):
+        ModelShape.from_folder(tmp_path)
+    make(tmp_path / "settings.yaml")
+    with pytest.raises(UserError, match=r"settings\.yaml can't be read"):
+        require_readable(tmp_path / "settings.yaml")
+    make(tmp_path / "template.jinja")
+    with pytest.raises(UserError, match=r"template\.jinja is neither a Jinja text nor a readable"):
+        read_template(str(tmp_path / "template.jinja"))
+    (tmp_path / "logs/attempt_1").mkdir(parents=True)
+    make(tmp_path / "logs/attempt_1/rank_0.log")
+    if make is not loop_instead:  # which is as good as missing
+        with pytest.raises(UserError, match=r"rank_0\.log can't be read .*: it is no log file"):
+            logs.show(tmp_path, 1, 0, 10)
+        make(tmp_path / "metrics.jsonl")
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            metrics_file.MetricsFile(tmp_path / "metrics.jsonl", 0)

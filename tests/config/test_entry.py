@@ -106,6 +106,18 @@ def test_a_frozen_run_repeats(place: Path):
         (("--config-name", "nothing"), "nothing"),
         (("cluster=dev", "cluster.zzz=1"), "cluster.zzz"),
         ((*DEMO, "trainer.default_local_dir=/proc/x/run"), "can't be written"),
+        (
+            (*DEMO, "-m", "hydra.launcher.setup=${trainer}"),
+            "DictConfig is not a ListConfig, list or tuple, in hydra.launcher.setup: refer to",
+        ),
+        (
+            (*DEMO, "-m", "hydra.launcher.additional_parameters=${trainer.seed}"),
+            "Cannot assign int to Dict[str, Any], in hydra.launcher.additional_parameters: refer",
+        ),
+        (
+            (*DEMO, "-m", "hydra.launcher.comment=${no.key}", "hydra.launcher.srun_args=${data}"),
+            "in hydra.launcher.comment or hydra.launcher.srun_args: refer",
+        ),
         ((), "nothing to train on"),
     ],
 )

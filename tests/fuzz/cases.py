@@ -26,10 +26,6 @@ VALUES = (
     *("[" * 400 + "]" * 400, "[" * 4000, "{a:{b:{c:[1,{d:2}]}}}", "9" * 5000, "[null]", "\t", " "),
     "${SELF}",
 )  # fmt: skip
-UNNAMED = ("setup", "srun_args", "additional_parameters", "params")
-"""Lists and groups of Hydra's own sections: OmegaConf doesn't say which of them refers to something
-of another type.
-"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +54,7 @@ def all_command_lines() -> Iterator[Case]:
         for value in VALUES:
             if name != "hydra.launcher._target_":
                 text = f"{name}={value.replace('SELF', name)}"
-                names = name.replace("hydra.sweep.dir", "")
-                if name.endswith(UNNAMED) and "${" in value:
-                    names = ""
-                yield Case("trainer", (*JOBS, text), names)
+                yield Case("trainer", (*JOBS, text), name.replace("hydra.sweep.dir", ""))
     for group, kind in (("cluster", Cluster), ("container", Container)):
         for one in dataclasses.fields(kind):
             for value in VALUES:

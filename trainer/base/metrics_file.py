@@ -5,6 +5,7 @@ Standard library only: the batch script on the login node reads it too.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -199,7 +200,7 @@ def _set_aside(path: Path, steps_done: int | None, aside: Path) -> ReplacedSteps
 
     Half a line, which a crash left, is dropped.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
     kept = []
     moved = []

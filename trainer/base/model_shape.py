@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.base.json_files import parse_object
+from trainer.base.json_files import parse_object, read_regular
 from trainer.base.model_folder import KEY, require_no_lfs_pointer
 
 FIELDS = (
@@ -166,7 +166,7 @@ class ModelShape:
         file = folder / "config.json"
         require_no_lfs_pointer(file, KEY)
         try:
-            values = parse_object(file.read_bytes())
+            values = parse_object(read_regular(file))
         except OSError as error:
             raise UserError(f"{KEY}: {file} can't be read ({error.strerror})") from error
         if values is None:

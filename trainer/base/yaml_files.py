@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from trainer.base.errors import UserError
+from trainer.base.json_files import read_regular
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 100_000
@@ -27,7 +28,7 @@ def require_readable(path: Path) -> None:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise UserError(f"{path} has {size} bytes: it can't be a file of settings")
-        text = path.read_bytes().decode()
+        text = read_regular(path, MOST_BYTES).decode()
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror or error})") from error

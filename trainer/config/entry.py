@@ -36,7 +36,7 @@ def compose_and_call(
         for note in line.notes:
             sys.stderr.write(f"[HINT] {note}\n")
         sys.argv = [sys.argv[0], *line.argv]
-        return _Call(task, line, complete=starts_run).compose()
+        return _Call(task, line, argv, complete=starts_run).compose()
     except (UserError, OSError) as error:
         user_error = as_user_error(error)
         if user_error is None:
@@ -58,10 +58,16 @@ class _Call:
     """
 
     def __init__(
-        self, task: Callable[[DictConfig], int], line: CommandLine, *, complete: bool
+        self,
+        task: Callable[[DictConfig], int],
+        line: CommandLine,
+        typed: Sequence[str],
+        *,
+        complete: bool,
     ) -> None:
         self.task = task
         self.line = line
+        self.typed = typed
         self.complete = complete
         self.code = 0
         self.error: Exception | None = None
@@ -75,7 +81,8 @@ class _Call:
         try:
             decorate(self._run)()
         except Exception as error:
-            raise SettingsError([*self.line.problems, message_of(error)]) from error
+            message = _with_typed_keys(message_of(error), self.typed)
+            raise SettingsError([*self.line.problems, message]) from error
         finally:
             restore_full_error()
         if self.error is not None:
@@ -94,6 +101,23 @@ class _Call:
             self.code = max(self.code, self.task(settings))
         except Exception as error:
             self.error = error
+
+
+def _with_typed_keys(message: str, argv: Sequence[str]) -> str:
+    """``message``, with the typed keys of Hydra's own sections that refer to something, unless it
+    names one: OmegaConf doesn't say which of them can't be resolved.
+    """
+    keys = []
+    for word in argv:
+        key, _, value = word.lstrip("+").partition("=")
+        if key.startswith("hydra.") and "${" in value:
+            keys.append(key)
+    if not keys or any(key in message for key in keys):
+        return message
+    return (
+        f"{message.rstrip('.')}, in {' or '.join(keys)}: refer to a setting that has a value of "
+        "its type"
+    )
 
 
 def _problems_of(settings: DictConfig, *, complete: bool) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.json_files import open_regular
 from trainer.base.yaml_files import MOST_BYTES, TooManyValues, require_readable
 from trainer.config.keys.conf_tree import yaml_files
 
@@ -30,7 +31,7 @@ def require_own_files(
 
 def _has_aliases(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             text = opened.read(MOST_BYTES)
     except OSError:
         return False
