@@ -50,7 +50,9 @@ def test_a_folder_that_holds_no_model_says_what_it_holds(
 
 def test_a_whole_model_passes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": null}')
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 2000)
+    header = b'{"a": {"dtype": "U8", "shape": [2000], "data_offsets": [0, 2000]}}'
+    weights = len(header).to_bytes(8, "little") + header + b"x" * 2000
+    (tmp_path / "model.safetensors").write_bytes(weights)
     (tmp_path / "pytorch_model.bin").write_text(POINTER)  # not fetched, and not needed
     require_model(tmp_path)
 

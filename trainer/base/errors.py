@@ -71,6 +71,11 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def typed_line(error: BaseException) -> str:
+    """Type and first line of an error of a library, whose text alone may be one word."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def shortened(text: str, most: int = 200) -> str:
     """``text`` for a message: without its middle when it is longer than ``most`` characters."""
     if len(text) <= most:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.json_files import parse_object, read_bytes, read_object
+from trainer.base.model_files import require_whole_files
 
 KEY = "actor_rollout_ref.model.path"
 LFS_START = b"version https://git-lfs.github.com/spec/"
@@ -52,13 +53,14 @@ def require_no_lfs_pointer(path: Path, key: str) -> None:
 
 def require_model(folder: Path) -> None:
     """Raise UserError when ``folder`` holds no model that can be trained: no config, adapters
-    alone, weights of another format, quantised ones, or pointers of Git LFS.
+    alone, weights of another format, quantised ones, pointers of Git LFS, or damaged files.
     """
     for file in sorted(path for path in folder.iterdir() if path.suffix in READ):
         require_no_lfs_pointer(file, KEY)
     if not (folder / "config.json").is_file():
         raise UserError(f"{KEY}: {_without_config(folder)}")
     require_unquantised(parse_object(read_bytes(folder / "config.json") or b"") or {}, str(folder))
+    require_whole_files(folder, KEY)
     if any(folder.glob("*.safetensors")):
         return
     for pattern, advice in OTHER_WEIGHTS.items():

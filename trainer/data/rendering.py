@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from trainer.base.errors import UserError, first_line
+from trainer.base.errors import UserError, typed_line
 from trainer.base.forked import Forked, WorkerDied, WorkerSilent
 from trainer.data.messages import Message
 
@@ -119,7 +119,7 @@ def _render(tokenizer: Any, request: _Request) -> _Rendered:
             f"messages; {_ADVICE}"
         ) from None
     except Exception as e:  # Jinja runs the template's own code, which may raise anything
-        return _Rendered(None, f"{type(e).__name__}: {first_line(e)}")
+        return _Rendered(None, typed_line(e))
     if len(value) > MOST_CHARACTERS:
         raise UserError(
             f"the chat template writes {len(value)} characters for {count} messages; {_ADVICE}"

@@ -6,17 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from trainer.base.errors import UserError, first_line, nearest
+from trainer.base.errors import UserError, first_line, nearest, typed_line
 from trainer.base.home import expanded
 from trainer.base.length_limit import require_fits
+from trainer.base.model_files import GENERATION, tokenizer_advice
 from trainer.base.model_folder import KEY, require_model, require_unquantised
 from trainer.base.model_shape import ModelShape
 from trainer.models import attention, lora, smollm2, tiny
@@ -80,6 +88,7 @@ def load_model(
     config = _config(source, path)
     tokenizer = load_tokenizer(source, path)
     _require_fitting_tokenizer(tokenizer, config.vocab_size, path)
+    _require_generation_config(source, path)
     model = _weights(source, path, config, dtype)
     prepare_model(model)
     base_digest = None
@@ -166,13 +175,16 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=False
         )
-    except (OSError, ValueError) as e:
+    except Exception as e:  # its files may hold anything, and the library raises what follows
         _refuse_remote_code(e, path)
-        raise UserError(f"{KEY}: {path} has no usable tokenizer: {first_line(e)}") from e
+        raise UserError(
+            f"{KEY}: {path} has no usable tokenizer ({typed_line(e)}): "
+            f"{tokenizer_advice(Path(source))}"
+        ) from e
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would "
-            "never stop"
+            "never stop: set it in its tokenizer_config.json, or copy that file anew"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -207,9 +219,11 @@ def _refuse_remote_code(error: Exception, path: str) -> None:
 def _config(source: str, path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as e:
+    except Exception as e:  # it may hold anything, and the library raises what follows
         _refuse_remote_code(e, path)
-        raise UserError(f"{KEY}: cannot read the model config of {path}: {first_line(e)}") from e
+        raise UserError(
+            f"{KEY}: cannot read the model config of {path} (config.json): {typed_line(e)}"
+        ) from e
     require_unquantised(config.to_dict(), path)
     if config.model_type not in FAMILIES:
         raise UserError(
@@ -226,6 +240,16 @@ def _config(source: str, path: str) -> Any:
             "need none"
         )
     return config
+
+
+def _require_generation_config(source: str, path: str) -> None:
+    """Its end tokens are those of the rollouts. Raises UserError for one that can't be used."""
+    try:
+        GenerationConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError:
+        return  # there is none
+    except Exception as e:  # it may hold anything, and the library raises what follows
+        raise UserError(f"{KEY}: cannot use {GENERATION} of {path}: {typed_line(e)}") from e
 
 
 def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Module:
