@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.metrics_file import METRICS_FILE
-from trainer.base.run_folder import WANDB_IDENTITY
+from trainer.base.run_folder import WANDB_IDENTITY, upload_command
 
 TIMEOUT_S = 600
 
@@ -28,8 +29,8 @@ def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
             "these runs have nothing for W&B: no step is done, or trainer.logger has no wandb."
         )
     for run in sendable:
-        command = [sys.executable, "-m", "trainer.tracking.rebuild", str(run), "--online"]
-        sys.stdout.write(" ".join(command) + "\n")
+        command = upload_command(run, sys.executable)
+        sys.stdout.write(shlex.join(command) + "\n")
         sys.stdout.flush()
         if dry_run:
             continue

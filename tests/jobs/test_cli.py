@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from jobs.view.select import select
 from jobs.view.table import table_of
 from tests.jobs.conftest import calls, point
 from trainer.base.errors import UserError
+from trainer.base.run_folder import upload_command
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape(nodes=1, ranks_per_node=1, gpus_per_node=1, cluster=Cluster(), container=Container())
@@ -317,6 +319,7 @@ def test_sync_sends_the_records_of_runs_with_wandb(
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith(f"-m trainer.tracking.rebuild {ledger_file.parent}/run0 --online")
     assert "run2" in second
+    assert shlex.split(second)[1:] == upload_command(ledger_file.parent / "run2")[1:]
     # Neither folder has a config.yaml: both are tried, and named.
     assert main(["sync"]) == 1
     assert capsys.readouterr().err.count("sync failed with exit code 2 on ") == 2

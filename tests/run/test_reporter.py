@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from trainer.base.errors import UserError
 from trainer.base.metrics_file import ReplacedSteps
+from trainer.base.run_folder import upload_command
 from trainer.run.reporter import RunReporter, replaced_note
+from trainer.tracking.rebuild import rebuild
 
 
 def test_each_save_that_fails_is_shown_once(tmp_path: Path) -> None:
@@ -28,6 +34,19 @@ def test_each_save_that_fails_is_shown_once(tmp_path: Path) -> None:
     ]
     assert all(text.startswith("[ERROR] No space left") for text in shown)
     assert "no checkpoint yet" in shown[0] and str(tmp_path / "step_1") in shown[1]
+
+
+@pytest.mark.parametrize("folder", ["run", "a run; with 'odd' name"])
+def test_the_command_that_uploads_a_run_can_be_pasted(tmp_path: Path, folder: str) -> None:
+    reporter: Any = object.__new__(RunReporter)
+    reporter._ctx = SimpleNamespace(run_dir=tmp_path / folder)
+    reporter._tracker = SimpleNamespace(wandb_url=None, wandb_folder=tmp_path / folder / "wandb")
+    place, _, command = reporter.wandb_location.partition("  (upload: ")
+    assert place == str(tmp_path / folder / "wandb")
+    assert shlex.split(command.removesuffix(")")) == upload_command(tmp_path / folder)
+    # up to the folder's contents it works for a run that no ledger knows
+    with pytest.raises(UserError, match="give the folder of a run"):
+        rebuild(tmp_path / folder, online=True)
 
 
 def test_steps_that_are_taken_again_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -87,15 +88,22 @@ def test_generations_are_a_table(tmp_path: Path) -> None:
 
 
 def test_the_run_id_is_on_disk_before_the_client_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+
     def die(**arguments: object) -> None:
-        assert load_identity(tmp_path).id == arguments["id"]
+        assert load_identity(folder).id == arguments["id"]
         raise RuntimeError("killed during init")
 
     monkeypatch.setattr(wandb, "init", die)
-    first = start(tmp_path)
-    assert first.folder is None and first.identity == load_identity(tmp_path)
+    first = start(folder)
+    assert first.folder is None and first.identity == load_identity(folder)
+    # the command that is named is one for a run that no ledger knows, and can be pasted
+    command = capsys.readouterr().err.splitlines()[-1].partition("type ")[2]
+    assert shlex.split(command)[:3] == ["python", "-m", "trainer.tracking.rebuild"]
+    assert shlex.split(command)[3:] == [str(folder), "--online"]
 
 
 def test_no_server_means_offline_soon(

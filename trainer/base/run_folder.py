@@ -138,3 +138,8 @@ def log_tail(log: Path, lines: int = 40) -> str:
     except (OSError, ValueError) as error:
         return f"(its log can't be read: {error})"
     return "\n".join(text.splitlines()[-lines:])
+
+
+def upload_command(run: Path, python: str = "python") -> list[str]:
+    """The command that sends to W&B what its server lacks of a run, be it in a ledger or not."""
+    return [python, "-m", "trainer.tracking.rebuild", str(run), "--online"]

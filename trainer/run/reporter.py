@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.base.metrics_file import METRICS_FILE, ReplacedSteps, by_step
+from trainer.base.run_folder import upload_command
 from trainer.experience.sampler import prompts_per_rank
 from trainer.run.attempt import attempt_number
 from trainer.run.batching_metrics import BatchingMetrics
@@ -152,7 +154,8 @@ class RunReporter:
         if self._tracker.wandb_url is not None:
             return self._tracker.wandb_url
         if self._tracker.wandb_folder is not None:
-            return f"{self._tracker.wandb_folder}  (upload: python -m jobs sync)"
+            command = shlex.join(upload_command(self._ctx.run_dir))
+            return f"{self._tracker.wandb_folder}  (upload: {command})"
         return None
 
     def _report_start(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import netrc
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import string
@@ -26,7 +27,7 @@ from trainer.base.errors import first_line
 from trainer.base.full_disk import WAIT_S
 from trainer.base.json_files import Fields, is_text, optional, read_object
 from trainer.base.masking import mask_values
-from trainer.base.run_folder import WANDB_IDENTITY
+from trainer.base.run_folder import WANDB_IDENTITY, upload_command
 from trainer.tracking.wandb_rows import METRICS, TABLE, Row, RunRecord, SentRows
 
 STEP_AXIS = "training/global_step"
@@ -335,7 +336,8 @@ class WandbRun:
         self._release()
         sys.stderr.write(
             f"[WARNING] W&B {problem}: {type(error).__name__}: {error}. The run goes on; "
-            "metrics.jsonl has everything (python -m jobs sync RUN sends it to W&B).\n"
+            "metrics.jsonl has everything; to send it to W&B, type "
+            f"{shlex.join(upload_command(self._run_dir))}\n"
         )
 
     def _release(self) -> None:
