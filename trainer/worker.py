@@ -10,7 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from trainer.base import environment, library_logs, rank_info, signals
+from trainer.base import caches, environment, library_logs, rank_info, signals
 from trainer.base.errors import EXIT_OK, EXIT_USER, PeerLost
 from trainer.base.rank_info import RolloutTask
 from trainer.launch import rollout_nodes, run_rank
@@ -35,6 +35,7 @@ def run_task(run_dir: Path) -> int:
     info = rank_info.rank_from_environment()
     signals.leave_at_once(partial(leave_untrained, run_dir))
     environment.prepare(info.local_world_size)
+    caches.prepare(run_dir)
     from trainer.config import load_frozen
     from trainer.config.user_files import use_frozen
 
@@ -59,6 +60,7 @@ def run_on_rollout_node(run_dir: Path, task: RolloutTask) -> int:
 
     timeout_s = load_frozen(run_dir).trainer.join_timeout_s
     if task.local_id == 0:
+        caches.prepare(run_dir)
         from trainer.rollout.vllm.nodes.agent_process import run_node_agent
 
         return run_node_agent(run_dir, task, timeout_s=timeout_s)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from tests.e2e.runs import GRPO, finish, rows
+from trainer.models.cache import cache_root
 
 TWO_STEPS = "trainer.total_training_steps=2"
 ACTOR = "actor_rollout_ref.actor"
@@ -39,14 +40,27 @@ def test_many_optimizer_steps_with_kl_entropy_buckets_and_zero_3(tmp_path: Path)
         assert any("old_log_prob" in key for key in row)
 
 
-def test_a_run_without_dynamic_batching_has_static_micro_batches(tmp_path: Path) -> None:
-    finish(
-        tmp_path,
-        *GRPO,
+def test_static_micro_batches_for_a_user_whose_home_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # root may write anywhere but below a file
+    run = tmp_path / "run"
+    home = tmp_path / "file/home"
+    screen = finish(
+        run,
+        *(override for override in GRPO if "logger" not in override),
         TWO_STEPS,
+        "trainer.logger=[console,wandb]",
+        "trainer.test_freq=1",
         f"{ACTOR}.use_dynamic_bsz=false",
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+        HOME=str(home),
+        XDG_CACHE_HOME="",
+        PLIMSOLL_CACHE=str(cache_root(None)),
     )
-    records = rows(tmp_path)
+    (warning,) = [line for line in screen.splitlines() if str(tmp_path / "file") in line]
+    assert f"caches of libraries are kept in {run}/caches instead" in warning
+    (folder,) = (run / "wandb").glob("offline-run-*")
+    assert list(folder.glob("files/media/table/val/*.table.json"))  # staged in a cache
+    assert (run / "plots/reward.png").is_file()
+    records = rows(run)
     assert [row["training/global_step"] for row in records] == [1, 2]
     assert all(row["batch/num_micro_batches"] == 4 for row in records)

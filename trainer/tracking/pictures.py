@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.base import caches
 from trainer.base.command import run_command
 from trainer.base.errors import EXIT_OK, EXIT_USER, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
@@ -211,6 +212,7 @@ def _run(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("Use: python -m trainer.tracking.pictures RUN_FOLDER\n")
         return EXIT_USER
+    caches.prepare(Path(arguments[0]))
     files = draw_pictures(Path(arguments[0]))
     sys.stdout.write(
         "".join(f"{path}\n" for path in files)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.base import caches
 from trainer.base.command import run_command
 from trainer.base.errors import EXIT_OK, UserError
 from trainer.base.metrics_file import METRICS_FILE, by_step
@@ -101,6 +102,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         "--new-id", action="store_true", help="a run of its own beside the one with the run's id"
     )
     options = parser.parse_args(arguments)
+    caches.prepare(options.run)
     folder, rows, run_id = rebuild(options.run, online=options.online, new_id=options.new_id)
     if folder is None:
         return 1
