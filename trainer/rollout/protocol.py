@@ -125,7 +125,7 @@ class RolloutEngine(Protocol):
 
     def generate(self, groups: Sequence[Group], sampling: Sampling, *, seed: int) -> Generation:
         """Begin to generate ``groups``. Equal arguments and weights give equal samples, bit for bit
-        on one machine.
+        with the same kernels and batches, otherwise up to the first near-tie of two tokens.
 
         Raises UserError for an empty prompt and one that leaves no room for the response.
         """
