@@ -170,7 +170,12 @@ def test_what_was_compiled_of_other_sources_is_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ModuleNotFoundError("numba"), RuntimeError("no locator available")]
+    "error",
+    [
+        ModuleNotFoundError("numba"),
+        RuntimeError("no locator available"),
+        OSError(28, "No space left on device"),
+    ],
 )
 def test_without_numba_or_a_cache_folder_plain_python_plans(
     error: Exception, monkeypatch: pytest.MonkeyPatch

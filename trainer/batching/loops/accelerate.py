@@ -39,7 +39,7 @@ def compiled_loops() -> dict[Loop, Loop] | None:
     try:
         loops: dict[Loop, Loop] = import_module(COMPILER).LOOPS
         return loops
-    except (ImportError, RuntimeError):
+    except (ImportError, RuntimeError, OSError):
         return None
 
 
