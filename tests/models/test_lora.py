@@ -199,7 +199,7 @@ def test_bfloat16_is_rounded_once() -> None:
 
 
 def test_the_exported_folder_holds_merged_weights_and_the_adapter(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from peft import PeftModel
 
@@ -207,7 +207,9 @@ def test_the_exported_folder_holds_merged_weights_and_the_adapter(
         "builtin:tiny", dtype=torch.float32, device="cpu", adapters=Lora(rank=4, alpha=8)
     )
     wanted = dict(whole_weights(train(loaded.model), sharded=False))
+    capfd.readouterr()
     write_folder(loaded.model, loaded.tokenizer, tmp_path / "out")
+    assert capfd.readouterr().err == ""  # no bars of transformers beside the run's own
     exported = load_model(str(tmp_path / "out"), dtype=torch.float32, device="cpu")
     named = dict(exported.model.named_parameters())
     assert named.keys() == wanted.keys() and all(torch.equal(named[n], wanted[n]) for n in wanted)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from trainer.models.lora import has_adapters, weights, write_adapter
 
@@ -30,6 +33,19 @@ def write_folder(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, out
     if has_adapters(model):
         state = {weight.name: weight.merged() for weight in weights(model)}
         write_adapter(model, temp / ADAPTER)
-    model.save_pretrained(temp, state_dict=state)  # type: ignore[operator]
-    tokenizer.save_pretrained(temp)
+    with no_progress_bars():
+        model.save_pretrained(temp, state_dict=state)  # type: ignore[operator]
+        tokenizer.save_pretrained(temp)
     temp.rename(out)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Switch off transformers' progress bars: the run shows its own progress line."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from trainer.base.errors import UserError, first_line, nearest, typed_line
 from trainer.base.home import expanded
@@ -30,6 +27,7 @@ from trainer.base.model_shape import ModelShape
 from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
+from trainer.models.huggingface import no_progress_bars
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """``model_type`` of the supported families: Llama 2/3 (and SmolLM2), Qwen2 and 2.5, Qwen3."""
@@ -140,10 +138,10 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
         name = path.removeprefix(BUILTIN_PREFIX)
         root = cache_root(cache_dir)
         if name == "tiny":
-            with _no_progress_bars():
+            with no_progress_bars():
                 return str(cached(root, name, tiny.recipe(), tiny.build))
         if name == "smollm2":
-            with _no_progress_bars():
+            with no_progress_bars():
                 return str(cached(root, name, smollm2.RECIPE, smollm2.build))
         known = " and ".join(f"builtin:{n}" for n in BUILTIN)
         raise UserError(
@@ -254,7 +252,7 @@ def _require_generation_config(source: str, path: str) -> None:
 
 def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Module:
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -277,15 +275,3 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
         )
     loaded: nn.Module = model
     return loaded
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Switch off transformers' progress bars: the run shows its own progress line."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
