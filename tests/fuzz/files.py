@@ -22,6 +22,12 @@ MODEL = {
     **{"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512},
 }
+OFFSETS = (("a", 0), ("b", 4))
+"""Name and first byte of each tensor."""
+MODEL_FILES = (
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("model.safetensors.index.json", "model-1.safetensors"),
+)
 
 
 def write_all(folder: Path) -> None:
@@ -30,7 +36,7 @@ def write_all(folder: Path) -> None:
     (folder / "data.json").write_text(json.dumps(ROWS))
     pq.write_table(pa.Table.from_pylist(ROWS), folder / "data.parquet")
     (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps(MODEL))
+    _write_model(folder / "model")
     run = folder / "run"
     freeze(load(minimal_settings(trainer__default_local_dir=str(run))), run)
     (run / "metrics.jsonl").write_text(
@@ -52,6 +58,29 @@ def write_all(folder: Path) -> None:
     ledger.append(folder / "ledger.jsonl", [entry])
 
 
+def _write_model(folder: Path) -> None:
+    """A model folder with two small tensors, as far as anything but a rank reads it."""
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"what": 0, "is": 1, "?": 2}, "unk_token": "?"},
+        "pre_tokenizer": {"type": "Whitespace"},
+    }
+    index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}
+    for name, value in {
+        "config.json": MODEL,
+        "generation_config.json": {"eos_token_id": 2},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"eos_token": "?"},
+        "model.safetensors.index.json": index,
+    }.items():
+        (folder / name).write_text(json.dumps(value))
+    tensors = {n: {"dtype": "U8", "shape": [4], "data_offsets": [k, k + 4]} for n, k in OFFSETS}
+    header = json.dumps(tensors).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(8)
+    (folder / "model-1.safetensors").write_bytes(data)
+
+
 def uses(folder: Path) -> dict[str, list[Case]]:
     """File -> the commands that read it."""
     data = {
@@ -66,8 +95,13 @@ def uses(folder: Path) -> dict[str, list[Case]]:
     book = ("--ledger", str(folder / "ledger.jsonl"))
     words = ["status", "status --json", "logs s/0", "compare", "sync", "cancel s/0", "resubmit s/0"]
     views = [Case("jobs", (*book, *text.split())) for text in words]
+    reads = [
+        Case("plan", (*BASE, model, "data.task=null", f"data.train_files={folder}/data.jsonl")),
+        Case("trainer", (*JOBS, model)),
+    ]
     return {
         **data,
+        **{f"model/{name}": reads for name in MODEL_FILES},
         "model/config.json": [
             Case("plan", (*BASE, model), "config.json"),
             Case("trainer", (*JOBS, model), "config.json"),

@@ -241,3 +241,10 @@ def test_the_plan_reads_every_file_that_the_trainer_reads(tmp_path: Path, suffix
     for name in (str(file), str(tmp_path)):
         found = measure(name, "prompt", "response", None)
         assert (found.rows, found.mean_prompt, found.mean_response) == (5, 10, 5)
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(UserError, match=r"tokenizer\.json is no usable tokenizer .*: copy its fil"):
+        measure(str(tmp_path / "data.jsonl"), "prompt", "answer", tmp_path / "tokenizer.json")

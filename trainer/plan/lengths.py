@@ -11,8 +11,10 @@ from typing import Any
 
 from trainer.base.data_files import expand
 from trainer.base.data_tables import open_table
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, first_line
 from trainer.base.json_tables import Row
+from trainer.base.model_files import tokenizer_advice
+from trainer.base.model_folder import KEY
 
 SAMPLE = 2000
 """Rows that are measured."""
@@ -125,10 +127,16 @@ def _text_of(message: Any) -> str:
 
 
 def _counter(tokenizer: Path | None) -> Callable[[str], int]:
-    """A function that counts the tokens of a text."""
+    """A function that counts the tokens of a text. Raises UserError for a damaged tokenizer."""
     if tokenizer is None:
         return lambda text: max(1, round(len(text) / CHARACTERS_PER_TOKEN))
     from tokenizers import Tokenizer
 
-    encode = Tokenizer.from_file(str(tokenizer)).encode
+    try:
+        encode = Tokenizer.from_file(str(tokenizer)).encode
+    except Exception as error:  # the file may hold anything, and the library raises just that
+        raise UserError(
+            f"{KEY}: {tokenizer} is no usable tokenizer ({first_line(error)}): "
+            f"{tokenizer_advice(tokenizer.parent)}"
+        ) from error
     return lambda text: len(encode(text, add_special_tokens=False).ids)
