@@ -95,7 +95,7 @@ def launch_on_slurm(points: Sequence[Point], settings: Mapping[str, Any], sweep_
     """
     options = slurm_options(settings)
     slurm = Slurm()
-    slurm.require()
+    slurm.require(answering=not options.dry_run)
     size = options.max_array_size or slurm.max_array_size()
     plan = _planned(points, options, sweep_dir, slurm, size)
     group = options.sweep or sweep_dir.name

@@ -50,8 +50,10 @@ class Slurm:
                 "controller up? Try 'sinfo'."
             ) from None
 
-    def require(self) -> None:
-        """Raises UserError when there is no Slurm on this machine."""
+    def require(self, *, answering: bool = False) -> None:
+        """Raises UserError when there is no Slurm on this machine, or, where it is to be
+        ``answering``, when its controller isn't reached.
+        """
         missing = [
             tool for tool in ("sbatch", "squeue", "scontrol", "srun") if shutil.which(tool) is None
         ]
@@ -61,6 +63,16 @@ class Slurm:
                 "to Slurm. "
                 "Log in to the cluster, or run the sweep on this machine with hydra/launcher=local."
             )
+        if answering:
+            done = self.run("scontrol", "show", "config")
+            if done.returncode:
+                said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+                raise UserError(
+                    f"Slurm's controller isn't reached from this machine ({said[0]}), so nothing "
+                    "can be submitted. Type the command on a login node of the cluster, or run the "
+                    "sweep on this machine with hydra/launcher=local; hydra.launcher.dry_run=true "
+                    "shows the scripts."
+                )
 
     def max_array_size(self) -> int:
         """MaxArraySize; Slurm's default of 1001 when it can't be read."""

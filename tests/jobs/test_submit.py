@@ -11,7 +11,7 @@ import pytest
 from jobs import ledger
 from jobs.hydra_entry import launch_on_slurm
 from jobs.records import append_line
-from tests.jobs.conftest import point, put
+from tests.jobs.conftest import point, put, put_fake
 from trainer.base.errors import UserError
 
 
@@ -55,6 +55,18 @@ def test_check_asks_slurm_about_every_script(
     (fake / "refuse").write_text("Invalid qos specification")
     with pytest.raises(UserError, match="would refuse this job: sbatch: error: Invalid qos"):
         launch_on_slurm([point(0)], given, tmp_path / "sweep")
+
+
+def test_a_controller_that_is_not_reached_is_said_before_anything_is_claimed(
+    fake: Path, tmp_path: Path
+) -> None:
+    put_fake(fake, "scontrol", 'echo "scontrol: fatal: no configuration source" >&2; exit 1')
+    given = {"ledger": str(tmp_path / "l")}
+    for asked in ({}, {"check": True}):
+        with pytest.raises(UserError, match=r"isn't reached from this machine \(scontrol: fatal"):
+            launch_on_slurm([point(0)], given | asked, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists() and not (tmp_path / "l").exists()
+    assert launch_on_slurm([point(0)], given | {"dry_run": True}, tmp_path / "sweep") == 0
 
 
 def test_wait_shows_the_errors_of_every_failed_job(
