@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from trainer.base import atomic
 from trainer.base.errors import UserError
+from trainer.base.json_files import open_regular
 from trainer.base.run_folder import read_json
 from trainer.config.keys.conf_tree import conf_dir
 
@@ -98,7 +101,7 @@ def image_digest(image: Path, cache: Path) -> str:
     """``sha256:...`` of an image file; remembered in ``cache`` by size and time, since images have
     many GB.
 
-    Raises UserError when there is no such file.
+    Raises UserError when there is no such file. A cache that can't be written is done without.
     """
     try:
         stat = image.stat()
@@ -109,15 +112,23 @@ def image_digest(image: Path, cache: Path) -> str:
         ) from None
     key = f"{image.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     known = read_json(cache)
-    if key not in known:
-        digest = hashlib.sha256()
-        with image.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-        known[key] = f"sha256:{digest.hexdigest()}"
+    if key in known:
+        return str(known[key])
+    digest = _digest_of_image(image, key)
+    with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic.write_json(cache, known)
-    return str(known[key])
+        atomic.write_json(cache, known | {key: digest})
+    return digest
+
+
+@lru_cache(maxsize=16)  # the check before a submit and the submit ask for the same
+def _digest_of_image(image: Path, key: str) -> str:
+    """``key``: of the file as it is now."""
+    digest = hashlib.sha256()
+    with open_regular(image) as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def file_stamp(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.submit.snapshot import image_digest
 from tests.jobs.conftest import put
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
@@ -147,3 +149,17 @@ def test_a_build_that_fails_says_why_once_and_leaves_the_old_image(
 def test_scripts_parse(script: Path) -> None:
     subprocess.run(f"bash -n {shlex.quote(str(script))}", shell=True, check=True, timeout=100)
     assert os.access(script, os.X_OK)
+
+
+def test_an_image_has_its_digest_where_no_cache_can_be_written(tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_bytes(b"image")
+    expected = f"sha256:{hashlib.sha256(b'image').hexdigest()}"
+    cache = tmp_path / "cache/digests.json"
+    assert image_digest(image, cache) == expected and expected in cache.read_text()
+    assert image_digest(image, image / "below/a/file.json") == expected
+    image.write_bytes(b"another image")
+    assert image_digest(image, image / "below/a/file.json") != expected
+    os.mkfifo(tmp_path / "pipe.sif")
+    with pytest.raises(OSError, match="Invalid argument"):
+        image_digest(tmp_path / "pipe.sif", cache)

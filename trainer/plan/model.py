@@ -22,10 +22,9 @@ def folder_of(path: str) -> Path | None:
     local = expanded(path)
     if local.is_dir():
         return local
-    hub = Path(
-        os.environ.get("HF_HUB_CACHE")
-        or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
-    )
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = expanded(hub, "set HF_HOME") / f"models--{path.replace('/', '--')}" / "snapshots"
     folders = [config.parent for config in snapshots.glob("*/config.json")]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
