@@ -237,6 +237,8 @@ BAD = [
         {"custom_reward_function.name": "f"},
         "custom_reward_function.name=f, but custom_reward_function.path=null",
     ),
+    ({"reward.on_error": "skip"}, "reward.on_error=skip: expected"),
+    ({"reward.max_failed_share": 1.5}, "reward.max_failed_share=1.5: expected"),
     (
         {"trainer.checkpoint.write_share": 0.5, "trainer.checkpoint.async_save": False},
         "write_share=0.5, but",

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.data.toy import Toy
-from trainer.experience.batch import reward_metrics, to_batch
+from trainer.experience.batch import check_failed_share, reward_metrics, to_batch
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
 from trainer.parallel import exchange
+from trainer.ranks.agreement import AgreedError
 from trainer.rewards import Score
 from trainer.rollout import Sample
 
@@ -26,10 +27,15 @@ def test_numbers_that_a_reward_returns_with_the_score_are_logged(
         Score(value=0.0, extra={"format": 0.0}),
     ]
     world: Any = SimpleNamespace(rank=0, size=1)
-    assert reward_metrics(scores, world, rule=False) == {"reward/format": 0.5, "reward/steps": 4.0}
+    assert reward_metrics(scores, world, rule=False) == {
+        "reward/failed": 0.0,
+        "reward/format": 0.5,
+        "reward/steps": 4.0,
+    }
     other_rank = json.dumps({"format": [1.0, 2.0], "other": [3.0, 1.0]}).encode()
     monkeypatch.setattr(exchange, "_all_gather_bytes", lambda own, world: [own, other_rank])
     assert reward_metrics(scores, world, rule=False, prefix="val_") == {
+        "val_reward/failed": 0.0,
         "val_reward/format": 0.5,
         "val_reward/other": 3.0,
         "val_reward/steps": 4.0,
@@ -46,6 +52,18 @@ def test_responses_that_the_rule_does_not_decide_are_counted() -> None:
     ]
     assert reward_metrics(scores, world, rule=True) == {"reward/unjudged": 0.25}
     assert reward_metrics([], world, rule=True) == {}
+
+
+def test_too_many_failed_rewards_end_the_run_with_the_first_reason() -> None:
+    world: Any = SimpleNamespace(
+        rank=0, size=1, sum=lambda sums: sums, any=lambda code: code, gather=lambda value: [value]
+    )
+    scores = [Score(value=0.0, failed=reason) for reason in ("", "f raised", "f slept", "")]
+    check_failed_share(scores, world, 0.5)
+    check_failed_share([], world, 0.0)
+    assert reward_metrics(scores, world, rule=False) == {"reward/failed": 0.5}
+    with pytest.raises(AgreedError, match=r"2 of 4 .*max_failed_share=0.4. The first: f raised"):
+        check_failed_share(scores, world, 0.4)
 
 
 def test_only_the_models_tokens_are_trained_on() -> None:

@@ -297,6 +297,7 @@ def validation_context(collector: RolloutCollector, *, elsewhere: int) -> Any:
         data=SimpleNamespace(val_batch_size=2),
         trainer=SimpleNamespace(log_val_generations=0),
         custom_reward_function=SimpleNamespace(path="reward.py"),
+        reward=SimpleNamespace(max_failed_share=0.1),
     )
     return SimpleNamespace(
         config=config,

@@ -66,7 +66,10 @@ def test_turns_of_the_model_are_lines_of_their_own() -> None:
         {"role": "tool", "content": "<tool>2+3"},
         {"role": "assistant", "content": "5"},
     ]
+    assert list(requests[0].turns) == requests[0].extra_info["turns"]
     assert "turns" not in requests[1].extra_info
+    assert requests[1].turns == ({"role": "assistant", "content": "#### 15"},)
+    assert [(r.response_length, r.finish_reason) for r in requests] == [(13, "stop"), (8, "stop")]
     assert maths("d", texts[0], "15") == 0
 
 

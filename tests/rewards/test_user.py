@@ -13,7 +13,7 @@ from trainer.base.errors import UserError
 from trainer.rewards import RewardRequest, Score, Scorer, load_reward
 
 FILE = """
-import math, os, sys, time
+import asyncio, math, os, sys, time
 import numpy as np
 
 def right(data_source, solution_str, ground_truth, extra_info=None):
@@ -40,7 +40,17 @@ def _hidden(): ...
 
 def short(a, b): ...
 
-async def later(data_source, solution_str, ground_truth, extra_info=None): ...
+async def later(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    return eval(ground_truth)
+
+def forks(data_source, solution_str, ground_truth, extra_info=None):
+    child = os.fork()
+    return 0.25 if child else 7.0
+
+def long(solution_str, data_source, ground_truth, turns, response_length, finish_reason, **more):
+    turns[0]["content"] += "!"
+    return {"score": response_length, "same": turns == eval(ground_truth), finish_reason: 1}
 
 constant = 3
 """
@@ -104,6 +114,8 @@ def test_a_function_that_raises_names_prompt_error_and_line(file: Path) -> None:
         ("1j", "returned complex"),
         ("{'acc': 1}", r"returned a dict without 'score' \(it has acc\)"),
         ("{'score': float('nan')}", "returned nan"),
+        ("exec('while True: print(1)')", r"raised RuntimeError: more than 100000 characters"),
+        ("exec('raise KeyboardInterrupt')", "raised KeyboardInterrupt"),
         ("sys.exit(3)", "raised SystemExit: 3"),
         ("os._exit(3)", r"ended its process: .* exited \(3\)"),
         ("os.kill(os.getpid(), 9)", "ended its process: .*SIGKILL"),
@@ -121,6 +133,46 @@ def test_what_is_not_a_finite_number_is_the_users_error(
         ),
     ):
         scorer.score(requests("x", truth=value))
+
+
+def test_a_failure_costs_one_response_and_the_others_keep_their_scores(file: Path) -> None:
+    """By an exception, a lost process, a time limit and what it returned."""
+    truths = ["1.0", "1/0", "os._exit(3)", "0.5", "time.sleep(600)", "None", "2"]
+    with Scorer(load_reward(file, "returns"), timeout_s=0.5, on_error=-0.5) as scorer:
+        scores = scorer.score([requests("x", truth=truth)[0] for truth in truths])
+    assert [s.value for s in scores] == [1.0, -0.5, -0.5, 0.5, -0.5, -0.5, 2.0]
+    reasons = ["", "ZeroDivisionError", "exited (3)", "", "took longer", "NoneType", ""]
+    for score, reason in zip(scores, reasons, strict=True):
+        assert reason in score.failed and bool(reason) == bool(score.failed)
+
+
+def test_an_async_function_is_awaited(file: Path) -> None:
+    with Scorer(load_reward(file, "later"), on_error=9.0) as scorer:
+        assert [s.value for s in scorer.score(requests("x", "y", truth="0.5"))] == [0.5, 0.5]
+        assert "ZeroDivisionError" in scorer.score(requests("x", truth="1/0"))[0].failed
+
+
+def test_a_process_that_the_function_forks_does_not_answer(file: Path) -> None:
+    with Scorer(load_reward(file, "forks")) as scorer:
+        assert [s.value for s in scorer.score(requests(*"abcd"))] == [0.25] * 4
+
+
+def test_a_function_gets_the_arguments_that_its_signature_names(file: Path) -> None:
+    turns = ({"role": "assistant", "content": "1"}, {"role": "tool", "content": "5"})
+    seen = [{"role": "assistant", "content": "1!"}, {"role": "tool", "content": "5"}]
+    request = RewardRequest(
+        data_source="d",
+        solution_text="1",
+        ground_truth=repr(seen),
+        response_length=7,
+        finish_reason="length",
+        turns=turns,
+    )
+    with Scorer(load_reward(file, "long")) as scorer:
+        assert (
+            scorer.score([request, request])
+            == [Score(value=7.0, extra={"same": 1.0, "length": 1.0})] * 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +207,8 @@ def test_a_worker_lost_between_steps_is_replaced(file: Path) -> None:
         (
             "my_reward.py",
             "zzz",
-            r"no function 'zzz'; it has right, rich, keywords, raises, returns, pid, short$",
+            r"no function 'zzz'; it has right, rich, keywords, raises, returns, pid, short, "
+            r"forks, long$",
         ),
         ("my_reward.py", "constant", r"'constant' in .* is a int, not a function"),
         (
@@ -163,7 +216,6 @@ def test_a_worker_lost_between_steps_is_replaced(file: Path) -> None:
             "short",
             r"can't be called .*; write def short\(data_source, solution_str, ground_truth",
         ),
-        ("my_reward.py", "later", r"is async; write def later\("),
         ("syntax.py", "f", r"syntax.py, line 2: "),
         (
             "fails.py",

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from trainer.base.errors import Failure, UserError
 from trainer.data import Batch
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
 from trainer.parallel.exchange import means_by_name
+from trainer.ranks.agreement import raise_on_all
 from trainer.ranks.world import World
 from trainer.rewards import Score
 
@@ -83,15 +85,35 @@ def reward_metrics(
 ) -> dict[str, float]:
     """``reward/NAME``: means, over the responses of all ranks, of the numbers that the reward
     function returned with the score. With the maths ``rule`` also ``reward/unjudged``, the share of
-    responses that it did not decide in time. Collective.
+    responses that it did not decide in time; without it ``reward/failed``, the share for which the
+    function gave no number. Collective.
     """
     rows = []
     for score in scores:
         row = dict(score.extra)
         if rule:
             row["unjudged"] = float(score.unjudged)
+        else:
+            row["failed"] = float(score.failed != "")
         rows.append(row)
     return {f"{prefix}reward/{name}": mean for name, mean in means_by_name(rows, world).items()}
+
+
+def check_failed_share(scores: Sequence[Score], world: World, most: float) -> None:
+    """Collective. Raises AgreedError, with one of the failures, when the reward failed for a larger
+    share than ``most`` of the responses of all ranks.
+    """
+    failures = [score.failed for score in scores if score.failed]
+    sums = world.sum({"failed": float(len(failures)), "responses": float(len(scores))})
+    if sums["failed"] <= most * sums["responses"]:
+        return
+    error = None
+    if failures:
+        error = UserError(
+            f"the reward failed for {sums['failed']:.0f} of {sums['responses']:.0f} responses, a "
+            f"larger share than reward.max_failed_share={most:g}. The first: {failures[0]}"
+        )
+    raise_on_all(world, error, elsewhere=Failure("a reward failed on another rank"))
 
 
 def mean_response_lengths(batch: Batch) -> tuple[list[int], list[float]]:

@@ -178,9 +178,21 @@ class Sampler:
     def _submit(self, scoring: ScoringRound, example: Example, samples: Sequence[Sample]) -> None:
         for sample, text in zip(samples, self._texts(samples), strict=True):
             extra_info = dict(example.extra_info)
+            turns: Sequence[Mapping[str, object]] = [{"role": "assistant", "content": text}]
             if sample.response_mask is not None:
-                extra_info["turns"] = turn_messages(sample, self.tokenizer)
-            scoring.submit(_reward_request(example, text, extra_info))
+                turns = turn_messages(sample, self.tokenizer)
+                extra_info["turns"] = turns
+            request = RewardRequest(
+                data_source=example.data_source,
+                solution_text=text,
+                ground_truth=example.ground_truth,
+                extra_info=extra_info,
+                index=example.index,
+                response_length=len(sample.response_ids),
+                finish_reason=sample.finish_reason,
+                turns=tuple(turns),
+            )
+            scoring.submit(request)
 
     def _texts(self, samples: Sequence[Sample]) -> list[str]:
         """What the model wrote in each sample, one turn per line where there are several."""
@@ -214,13 +226,3 @@ class Sampler:
 def prompts_per_rank(count: int, ranks: int) -> list[int]:
     """Number of prompts of each rank, [ranks]; they differ by one at most."""
     return [len(range(rank, count, ranks)) for rank in range(ranks)]
-
-
-def _reward_request(example: Example, text: str, extra_info: dict[str, Any]) -> RewardRequest:
-    return RewardRequest(
-        data_source=example.data_source,
-        solution_text=text,
-        ground_truth=example.ground_truth,
-        extra_info=extra_info,
-        index=example.index,
-    )

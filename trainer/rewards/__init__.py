@@ -1,7 +1,8 @@
 """Rewards of responses: the rule for mathematical answers, and a user's own function.
 
 Read in this order: ``types`` (request and score), ``maths`` (the rule), ``user`` (loads a user's
-function), ``scorer`` (worker processes), ``scoring_round`` (responses scored as they arrive),
+function), ``guarded_call`` (one call of it), ``scorer`` (worker processes), ``scoring_round``
+(responses scored as they arrive),
 ``shaping`` (mixtures and length penalties).
 """
 

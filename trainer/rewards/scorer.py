@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from trainer.base.errors import UserError
 from trainer.base.forked import Forked
-from trainer.base.user_code import describe_exception
 from trainer.config.schema import Config
 from trainer.data import worker_count
+from trainer.rewards.guarded_call import call, describe
 from trainer.rewards.maths import quick_maths, slow_maths
 from trainer.rewards.scoring_round import ScoringRound, Worker
-from trainer.rewards.types import RewardFunction, RewardRequest, Score, to_score
+from trainer.rewards.types import RewardFunction, RewardRequest, Score
 from trainer.rewards.user import load_reward
 
 MATHS_TIMEOUT_S = 10.0
@@ -24,9 +25,9 @@ class Scorer:
     Plain numbers after ``####`` are compared in the calling process. Everything else runs in
     ``workers`` forked processes, so that no call can hang or crash the trainer; any thread may call
     the scorer. A call lasts at most ``timeout_s`` seconds (10 for the rule, 300 for a user's
-    function). Then its process is killed: the rule scores 0 with ``unjudged`` set, and a user's
-    function is an error. A user's function can't use CUDA in these processes, and each process has
-    its own copy of what the function keeps in memory.
+    function). Then its process is killed: the rule scores 0 with ``unjudged`` set. A user's
+    function that fails, in this way or another, costs the response ``on_error``. It can't use
+    CUDA in these processes, and each process has its own copy of what the function keeps in memory.
     """
 
     def __init__(
@@ -36,13 +37,17 @@ class Scorer:
         name: str = "maths",
         workers: int = 1,
         timeout_s: float | None = None,
+        on_error: float | Literal["stop"] = "stop",
     ) -> None:
-        """``name``: of the reward function, for messages."""
+        """``name``: of the reward function, for messages. ``on_error``: the score of a response for
+        which it gives no finite number; ``stop`` raises UserError.
+        """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._reward = reward
         self._name = name
         self._size = workers
+        self._on_error = on_error
         default = MATHS_TIMEOUT_S if reward is None else USER_TIMEOUT_S
         self.timeout_s = default if timeout_s is None else timeout_s
         self._workers: list[Worker] = []
@@ -60,7 +65,8 @@ class Scorer:
         if custom.path is None:
             return cls(workers=workers)
         reward = load_reward(custom.path, custom.name)
-        return cls(reward, name=f"{custom.name} in {custom.path}", workers=workers)
+        name = f"{custom.name} in {custom.path}"
+        return cls(reward, name=name, workers=workers, on_error=config.reward.on_error)
 
     def begin_round(self) -> ScoringRound:
         """Begin a round of responses that arrive one after another. End it before the next one."""
@@ -71,8 +77,8 @@ class Scorer:
     def score(self, requests: Sequence[RewardRequest]) -> list[Score]:
         """Return one score per request, in their order.
 
-        Raises UserError, naming the prompt, when a user's function raises, returns something that
-        is not a finite number, ends its process or takes too long.
+        With ``on_error`` stop, raises UserError, naming the prompt, when a user's function raises,
+        returns something that is not a finite number, ends its process or takes too long.
         """
         scoring = self.begin_round()
         for request in requests:
@@ -104,10 +110,19 @@ class Scorer:
         return self._workers[-1]
 
     def failed_score(self, request: RewardRequest, reason: str) -> Score:
-        """Score 0 by the maths rule (``WorkerPool``). Raises UserError for a user's function."""
-        if self._reward is not None:
-            raise UserError(f"the reward function {self._name} {reason}, {_describe(request)}")
-        return Score(value=0.0, unjudged=True)
+        """Score 0 by the maths rule, ``on_error`` by a user's function (``WorkerPool``).
+
+        Raises UserError for a user's function whose ``on_error`` is stop.
+        """
+        if self._reward is None:
+            return Score(value=0.0, unjudged=True)
+        message = f"the reward function {self._name} {reason}, {describe(request)}"
+        return self._failed(UserError(message))
+
+    def _failed(self, error: UserError) -> Score:
+        if self._on_error == "stop":
+            raise error
+        return Score(value=self._on_error, failed=str(error))
 
     def _score_at_once(self, request: RewardRequest) -> Score | None:
         if self._reward is not None:
@@ -130,36 +145,7 @@ class Scorer:
         """In a worker: score one response."""
         if self._reward is None:
             return Score(value=slow_maths(request.solution_text, request.ground_truth))
-        return call(self._reward, request, self._name)
-
-
-def call(reward: RewardFunction, request: RewardRequest, name: str) -> Score:
-    """Run a user's function on one response, in this process.
-
-    Raises UserError, naming prompt and source line, when it raises or returns anything but a finite
-    number.
-    """
-    try:
-        returned = reward(
-            data_source=request.data_source,
-            solution_str=request.solution_text,
-            ground_truth=request.ground_truth,
-            extra_info=request.extra_info,
-        )
-    except (Exception, SystemExit) as e:
-        raise UserError(
-            f"the reward function {name} raised {describe_exception(e)}, {_describe(request)}"
-        ) from e
-    try:
-        return to_score(returned)
-    except ValueError as e:
-        raise UserError(
-            f"the reward function {name} returned {e}, {_describe(request)}; return a float"
-        ) from e
-
-
-def _describe(request: RewardRequest) -> str:
-    return (
-        f"for prompt {request.index} of {request.data_source} "
-        f"(answer: {request.solution_text[:80]!r})"
-    )
+        try:
+            return call(self._reward, request, self._name)
+        except UserError as error:
+            return self._failed(error)

@@ -35,7 +35,7 @@ class WorkerPool(Protocol):
         """End the workers."""
 
     def failed_score(self, request: RewardRequest, reason: str) -> Score:
-        """The score of a response whose worker failed. Raises UserError for a user's function."""
+        """The score of a response whose worker failed. Raises UserError where that ends the run."""
 
 
 @dataclass(kw_only=True)

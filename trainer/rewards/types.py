@@ -23,6 +23,12 @@ class RewardRequest:
     extra_info: dict[str, Any] = field(default_factory=dict)
     index: int = 0
     """Index of the prompt in the data set, for messages."""
+    response_length: int = 0
+    """Tokens of the response, those of an agent's tool included."""
+    finish_reason: str = "stop"
+    """``stop`` by an end token, ``length`` by the limit."""
+    turns: tuple[Mapping[str, object], ...] = ()
+    """The response as messages: ``{"role": "assistant" or "tool", "content": TEXT}``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,8 @@ class Score:
     """Other numbers that the reward function returned with ``score``; they become metrics."""
     unjudged: bool = False
     """The maths rule did not decide in time; ``value`` is 0."""
+    failed: str = ""
+    """Why a user's function gave no number for the response; ``value`` is ``reward.on_error``."""
 
 
 class RewardFunction(Protocol):

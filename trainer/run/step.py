@@ -12,6 +12,7 @@ from trainer.base import signals
 from trainer.base.signals import StopRequested
 from trainer.data import Batch, Example, Position, to_sft_batch
 from trainer.experience.batch import (
+    check_failed_share,
     experience_metrics,
     mean_response_lengths,
     reward_metrics,
@@ -79,6 +80,7 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
     requests, rollouts = collector.collect(
         step, version, ctx.timers, last=step == ctx.total_steps, on_finished=early_ref
     )
+    check_failed_share(rollouts.scores, ctx.world, ctx.config.reward.max_failed_share)
     rank_batch = to_batch(rollouts, requests, collector.sampler.n)
     if early_ref is not None:
         with ctx.timers("ref"):

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.signals import StopRequested
 from trainer.data import Example
-from trainer.experience.batch import reward_metrics
+from trainer.experience.batch import check_failed_share, reward_metrics
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts, Sampler
 from trainer.experience.weight_sync import raise_engine_failure
@@ -31,8 +31,8 @@ def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping
     """Metrics of the validation set, the same on every rank, and some of this rank's generations.
 
     Both are empty without validation data or a reward for it. Raises EngineFailed on all ranks when
-    one rank's engine is lost, AgreedError when one rank's reward function or agent fails,
-    StopRequested when one is asked to stop.
+    one rank's engine is lost, AgreedError when one rank's reward function or agent fails or when
+    more rewards fail than allowed, StopRequested when one is asked to stop.
     """
     if ctx.val_sampler is None or ctx.weight_sync is None or not ctx.val_examples:
         return {}, []
@@ -50,6 +50,7 @@ def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping
     except (EngineFailed, StopRequested) as error:
         failure = error
     raise_engine_failure(ctx.world, failure)
+    check_failed_share(rollouts.scores, ctx.world, ctx.config.reward.max_failed_share)
     builtin_rule = ctx.config.custom_reward_function.path is None
     metrics = validation_metrics(rollouts, ctx.world)
     metrics |= reward_metrics(rollouts.scores, ctx.world, rule=builtin_rule, prefix="val_")
@@ -100,7 +101,8 @@ def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
 def generation_rows(
     rollouts: Rollouts, examples: Sequence[Example], tokenizer: Any, count: int
 ) -> list[Mapping[str, Any]]:
-    """The first ``count`` responses as text: prompt, response, ground truth and score."""
+    """The first ``count`` responses as text: prompt, response, ground truth, score and why
+    a reward function gave none."""
     rows: list[Mapping[str, Any]] = []
     responses = zip(rollouts.prompt_indices[:count], rollouts.texts, rollouts.scores, strict=False)
     for index, text, score in responses:
@@ -111,6 +113,7 @@ def generation_rows(
                 "response": text,
                 "ground_truth": str(example.ground_truth),
                 "score": score.value,
+                "reward_error": score.failed,
             }
         )
     return rows

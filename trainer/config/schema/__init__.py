@@ -13,6 +13,7 @@ from trainer.config.schema.algorithm import (
     Critic,
     CustomRewardFunction,
     KlCtrl,
+    Reward,
     RewardModel,
 )
 from trainer.config.schema.base import Budget, Section
@@ -27,6 +28,7 @@ class Config(Section):
     data: Data
     actor_rollout_ref: ActorRolloutRef
     critic: Critic
+    reward: Reward
     reward_model: RewardModel
     custom_reward_function: CustomRewardFunction
     algorithm: Algorithm
@@ -48,6 +50,7 @@ __all__ = [
     "Model",
     "Optim",
     "Ref",
+    "Reward",
     "RewardModel",
     "Rollout",
     "Section",

@@ -1,14 +1,15 @@
-"""``algorithm.*``, ``critic.*``, ``reward_model.*``, ``custom_reward_function.*``: advantages,
-rewards and values.
+"""``algorithm.*``, ``critic.*``, ``reward.*``, ``reward_model.*``, ``custom_reward_function.*``:
+advantages, rewards and values.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from trainer.config.schema.base import (
+    LARGEST,
     Budget,
     Count,
     NonNegative,
@@ -47,6 +48,14 @@ REWARD_BY_DATA = NoEffect(
     (None,),
     "takes the rule that fits the data: set it to the file that defines it",
     refused=True,
+)
+RULE_DOES_NOT_FAIL = NoEffect(
+    "custom_reward_function.path",
+    (None,),
+    "takes the rule that fits the data, which does not fail: set it to the file that defines it",
+)
+STOPS_AT_FIRST = NoEffect(
+    "reward.on_error", ("stop",), "ends the run at the first failure: set it to a number"
 )
 
 
@@ -122,6 +131,21 @@ class RewardModel(Section):
     """Most tokens of a micro-batch of a rank."""
     micro_batch_size_per_gpu: Annotated[Count | None, NOT_BUILT]
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
+
+
+class Reward(Section):
+    """``reward``: what happens when a reward function fails."""
+
+    on_error: Annotated[
+        Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | Literal["stop"], RULE_DOES_NOT_FAIL
+    ]
+    """Score of a response for which ``custom_reward_function`` gives no finite number. stop: the
+    run ends at the first one.
+    """
+    max_failed_share: Annotated[Share, MAY_CHANGE, RULE_DOES_NOT_FAIL, STOPS_AT_FIRST]
+    """Largest share of the responses of a step, or of a validation, whose reward may fail; the run
+    stops above it. 1: it never does.
+    """
 
 
 class CustomRewardFunction(Section):
