@@ -237,6 +237,10 @@ BAD = [
         {"custom_reward_function.name": "f"},
         "custom_reward_function.name=f, but custom_reward_function.path=null",
     ),
+    (
+        {"reward_model.overlong_buffer.enable": True},
+        "reward_model.overlong_buffer.len=4096 is more than data.max_response_length=",
+    ),
     ({"reward.on_error": "skip"}, "reward.on_error=skip: expected"),
     ({"reward.max_failed_share": 1.5}, "reward.max_failed_share=1.5: expected"),
     (

@@ -60,6 +60,13 @@ def test_settings_that_change_nothing_have_a_reason_for_other_values() -> None:
         ("distillation.enabled=False", "accepted", None),
         ("distillation.enabled=True", "refused", None),
         ("reward.reward_manager.name=dapo", "refused", None),
+        ("reward_model.reward_manager=dapo", "accepted", None),
+        ("reward_model.overlong_buffer.log=False", "accepted", None),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.len=9",
+            "taken",
+            "reward_model.overlong_buffer.len=9",
+        ),
         ("nobody.knows=1", "unknown", None),
     ],
 )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
+from tests.config.helpers import minimal_settings
 from tests.data.toy import CharTokenizer, Toy
+from trainer.config import load
 from trainer.experience.prompt_queue import PromptRequest
-from trainer.experience.sampler import Sampler
-from trainer.rewards import RewardRequest, Score, Scorer
+from trainer.experience.sampler import Rollouts, Sampler
+from trainer.rewards import OverlongPenalty, RewardRequest, Score, Scorer
 from trainer.rewards.maths import maths
 from trainer.rollout import FinishedGroup, Sample, Sampling
 from trainer.tracking import Timers
@@ -39,6 +43,14 @@ def sample(*turns: str) -> Sample:
 
 def scored(samples: list[Sample]) -> tuple[list[RewardRequest], list[str]]:
     """The requests that the scorer gets for ``samples``, and the texts that are logged."""
+    requests, rollouts = rolled_out(samples)
+    return requests, rollouts.texts
+
+
+def rolled_out(
+    samples: list[Sample], overlong_penalty: OverlongPenalty | None = None
+) -> tuple[list[RewardRequest], Rollouts]:
+    """The requests that the scorer gets for ``samples``, and what comes of them."""
     requests: list[RewardRequest] = []
     generation = SimpleNamespace(
         generate=lambda *_, **__: iter([FinishedGroup(number=0, samples=samples)])
@@ -53,9 +65,33 @@ def scored(samples: list[Sample]) -> tuple[list[RewardRequest], list[str]]:
         scorer=SimpleNamespace(begin_round=lambda: scoring),  # type: ignore[arg-type]
         tokenizer=Tokenizer(),
         seed=0,
+        overlong_penalty=overlong_penalty,
     )
     rollouts = sampler.roll_out({0: PromptRequest(example=Toy(1)[0], number=0)}, Timers())
-    return requests, rollouts.texts
+    return requests, rollouts
+
+
+def test_a_long_response_is_penalised_by_its_tokens() -> None:
+    """DAPO's equation 13: 9 tokens at most, over the last 4 of them linear to -1."""
+    samples = [sample("12345"), sample("1234567"), sample("123456789")]
+    penalty = OverlongPenalty(max_length=9, buffer=4, factor=1.0)
+    rollouts = rolled_out(samples, overlong_penalty=penalty)[1]
+    assert [score.value for score in rollouts.scores] == [0.0, -0.5, -1.0]
+    assert [s.value for s in rolled_out(samples)[1].scores] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_only_training_penalises_long_responses(validation: bool) -> None:
+    settings: dict[str, Any] = {
+        "reward_model.overlong_buffer.enable": True,
+        "reward_model.overlong_buffer.len": 7,
+    }
+    config = load(minimal_settings(**settings))
+    anything: Any = None
+    sampler = Sampler.from_config(config, anything, anything, anything, validation=validation)
+    longest = config.data.max_response_length
+    expected = OverlongPenalty(max_length=longest, buffer=7, factor=1.0)
+    assert sampler.overlong_penalty == (None if validation else expected)
 
 
 def test_turns_of_the_model_are_lines_of_their_own() -> None:

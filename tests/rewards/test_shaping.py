@@ -1,4 +1,4 @@
-"""Mixtures of rewards and length penalties."""
+"""Length penalties."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rewards import length_penalty, mix
-
-
-def test_mixtures_are_weighted_sums() -> None:
-    assert mix({"model": [1.0, 0.0], "rule": [0.0, 1.0]}, {"rule": 0.3, "model": 0.7}) == [0.7, 0.3]
-    with pytest.raises(ValueError, match="need the same names"):
-        mix({"model": [1.0]}, {"modle": 1.0})
-    with pytest.raises(ValueError, match="different numbers of sequences"):
-        mix({"a": [1.0], "b": [1.0, 2.0]}, {"a": 1.0, "b": 1.0})
+from trainer.rewards import OverlongPenalty, Score, length_penalty
 
 
 def test_the_length_penalty_falls_over_the_buffer() -> None:
@@ -31,3 +23,13 @@ def test_longer_is_never_better(length: int, buffer: int, more: int, factor: flo
     a = length_penalty(length, max_length=buffer + more, buffer=buffer, factor=factor)
     b = length_penalty(length + 1, max_length=buffer + more, buffer=buffer, factor=factor)
     assert -factor <= b <= a <= 0
+
+
+def test_the_penalty_is_added_to_the_score_and_logged() -> None:
+    overlong = OverlongPenalty(max_length=20, buffer=4, factor=2.0)
+    score = Score(value=1.0, extra={"acc": 1.0}, failed="why")
+    assert overlong.applied(score, 17) == Score(
+        value=0.5, extra={"acc": 1.0, "overlong_reward": -0.5, "overlong": 1.0}, failed="why"
+    )
+    assert overlong.applied(score, 16).value == 1.0
+    assert overlong.applied(score, 16).extra["overlong"] == 0.0

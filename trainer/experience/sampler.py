@@ -14,7 +14,7 @@ from trainer.config.schema import Config
 from trainer.data import Example
 from trainer.experience.generators import Generator
 from trainer.experience.prompt_queue import PromptRequest
-from trainer.rewards import RewardRequest, Score, Scorer, ScoringRound
+from trainer.rewards import OverlongPenalty, RewardRequest, Score, Scorer, ScoringRound
 from trainer.rollout import Group, Sample, Sampling
 from trainer.rollout.turns import model_turns, turn_messages
 from trainer.tracking import Timers
@@ -59,6 +59,8 @@ class Sampler:
     scorer: Scorer
     tokenizer: Any
     seed: int
+    overlong_penalty: OverlongPenalty | None = None
+    """Added to the score of a long response."""
     streaming: bool = True
     """Score responses while others are generated. False: when all are finished."""
     timer_prefix: str = ""
@@ -74,7 +76,9 @@ class Sampler:
         *,
         validation: bool = False,
     ) -> Sampler:
-        """The sampler of training, or of ``validation`` with its own ``val_kwargs`` and seed."""
+        """The sampler of training, or of ``validation`` with its own ``val_kwargs`` and seed, and
+        without a penalty for long responses.
+        """
         rollout = config.actor_rollout_ref.rollout
         settings = rollout.val_kwargs if validation else rollout
         sampling = Sampling(
@@ -91,6 +95,7 @@ class Sampler:
             scorer=scorer,
             tokenizer=tokenizer,
             seed=config.trainer.seed + (VALIDATION_SEED if validation else 0),
+            overlong_penalty=None if validation else OverlongPenalty.from_config(config),
             streaming=rollout.streaming,
             timer_prefix="val_" if validation else "",
         )
@@ -218,9 +223,18 @@ class Sampler:
         for index in sorted(finished):
             result.prompt_indices += [index] * self.n
             result.samples += finished[index]
-            result.scores += scores_of[index]
+            result.scores += self._penalised(scores_of[index], finished[index])
             result.texts += self._texts(finished[index])
         return result
+
+    def _penalised(self, scores: Sequence[Score], samples: Sequence[Sample]) -> Sequence[Score]:
+        """``scores`` with the penalty for long responses added, if there is one."""
+        if self.overlong_penalty is None:
+            return scores
+        return [
+            self.overlong_penalty.applied(score, len(sample.response_ids))
+            for score, sample in zip(scores, samples, strict=True)
+        ]
 
 
 def prompts_per_rank(count: int, ranks: int) -> list[int]:

@@ -3,7 +3,7 @@
 Read in this order: ``types`` (request and score), ``maths`` (the rule), ``user`` (loads a user's
 function), ``guarded_call`` (one call of it), ``scorer`` (worker processes), ``scoring_round``
 (responses scored as they arrive),
-``shaping`` (mixtures and length penalties).
+``shaping`` (length penalties).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from trainer.rewards.maths import maths
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.scoring_round import ScoringRound
-from trainer.rewards.shaping import length_penalty, mix
+from trainer.rewards.shaping import OverlongPenalty, length_penalty
 from trainer.rewards.types import RewardFunction, RewardRequest, Score
 from trainer.rewards.user import load_reward
 
 __all__ = [
+    "OverlongPenalty",
     "RewardFunction",
     "RewardRequest",
     "Score",
@@ -24,5 +25,4 @@ __all__ = [
     "length_penalty",
     "load_reward",
     "maths",
-    "mix",
 ]

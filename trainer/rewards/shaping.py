@@ -1,28 +1,11 @@
-"""Mixtures of rewards and length penalties: pure functions of numbers."""
+"""Length penalties: pure functions of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-
-def mix(scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> list[float]:
-    """Weighted sum of several rewards [sequences]: ``sum_k weights[k] * scores[k][i]``.
-
-    Raises ValueError when the names of the two differ or the rewards have different lengths.
-    """
-    if set(scores) != set(weights):
-        raise ValueError(
-            f"rewards {sorted(scores)} and weights {sorted(weights)} need the same names"
-        )
-    lengths = {name: len(values) for name, values in scores.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"rewards have different numbers of sequences: {lengths}")
-    names = sorted(scores)  # one order of summation for every order of the mapping
-    mixed = []
-    for row in zip(*(scores[name] for name in names), strict=True):
-        terms = [weights[name] * score for name, score in zip(names, row, strict=True)]
-        mixed.append(sum(terms))
-    return mixed
+from trainer.config.schema import Config
+from trainer.rewards.types import Score
 
 
 def length_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
@@ -35,3 +18,39 @@ def length_penalty(length: int, *, max_length: int, buffer: int, factor: float =
         raise ValueError(f"buffer must be from 1 to max_length={max_length} tokens, not {buffer}")
     over = length - (max_length - buffer)
     return -factor * min(1.0, max(0.0, over / buffer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlongPenalty:
+    """``length_penalty`` with the settings of ``reward_model.overlong_buffer``."""
+
+    max_length: int
+    """Tokens of the longest response."""
+    buffer: int
+    """Tokens before ``max_length`` over which the penalty grows."""
+    factor: float
+
+    @classmethod
+    def from_config(cls, config: Config) -> OverlongPenalty | None:
+        """None where ``reward_model.overlong_buffer.enable`` is false."""
+        settings = config.reward_model.overlong_buffer
+        if not settings.enable:
+            return None
+        return cls(
+            max_length=config.data.max_response_length,
+            buffer=settings.len,
+            factor=settings.penalty_factor,
+        )
+
+    def applied(self, score: Score, response_length: int) -> Score:
+        """``score`` with the penalty for ``response_length`` tokens added, which is also among its
+        numbers for the metrics, with verl's name.
+        """
+        penalty = length_penalty(
+            response_length, max_length=self.max_length, buffer=self.buffer, factor=self.factor
+        )
+        return replace(
+            score,
+            value=score.value + penalty,
+            extra={**score.extra, "overlong_reward": penalty, "overlong": float(penalty < 0)},
+        )

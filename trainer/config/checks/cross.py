@@ -24,6 +24,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
     found = [
         *_sources(config, complete),
         *_not_built(config),
+        *_overlong_buffer(config),
         *_contents_of_checkpoints(config),
         *_sampling(config),
         *rollout_problems(config),
@@ -95,6 +96,17 @@ def _not_built(config: Config) -> Iterator[str]:
         yield (
             "data.use_packed_dataset=false: batches are always ragged, without padding; set it to "
             "true"
+        )
+
+
+def _overlong_buffer(config: Config) -> Iterator[str]:
+    buffer = config.reward_model.overlong_buffer
+    longest = config.data.max_response_length
+    if buffer.enable and buffer.len > longest:
+        yield (
+            f"reward_model.overlong_buffer.len={buffer.len} is more than "
+            f"data.max_response_length={longest}, so that every response would be penalised; set "
+            f"it to {longest} or less"
         )
 
 

@@ -13,6 +13,7 @@ from trainer.config.schema.algorithm import (
     Critic,
     CustomRewardFunction,
     KlCtrl,
+    OverlongBuffer,
     Reward,
     RewardModel,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "KlCtrl",
     "Model",
     "Optim",
+    "OverlongBuffer",
     "Ref",
     "Reward",
     "RewardModel",

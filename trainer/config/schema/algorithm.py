@@ -49,6 +49,9 @@ REWARD_BY_DATA = NoEffect(
     "takes the rule that fits the data: set it to the file that defines it",
     refused=True,
 )
+NO_OVERLONG_BUFFER = NoEffect(
+    "reward_model.overlong_buffer.enable", (False,), "adds no penalty: set it to true"
+)
 RULE_DOES_NOT_FAIL = NoEffect(
     "custom_reward_function.path",
     (None,),
@@ -120,8 +123,21 @@ class Critic(Section):
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
 
 
+class OverlongBuffer(Section):
+    """``reward_model.overlong_buffer``: DAPO's penalty for long responses."""
+
+    enable: Annotated[bool, RL_ONLY]
+    """Add to the reward of a training response a penalty that grows over its last tokens before
+    ``data.max_response_length`` (arXiv 2503.14476, equation 13). It needs no reward model.
+    """
+    len: Annotated[Count, NO_OVERLONG_BUFFER]
+    """Tokens over which it grows, up to ``data.max_response_length``."""
+    penalty_factor: Annotated[NonNegative, NO_OVERLONG_BUFFER]
+    """The penalty of a response of the full length."""
+
+
 class RewardModel(Section):
-    """``reward_model``: a model that scores responses."""
+    """``reward_model``: a model that scores responses, and their length."""
 
     enable: bool
     """Score with a model. Not built yet: true is an error, the other keys have no effect."""
@@ -131,6 +147,7 @@ class RewardModel(Section):
     """Most tokens of a micro-batch of a rank."""
     micro_batch_size_per_gpu: Annotated[Count | None, NOT_BUILT]
     """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
+    overlong_buffer: OverlongBuffer
 
 
 class Reward(Section):

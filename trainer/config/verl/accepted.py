@@ -209,7 +209,11 @@ ACCEPTED: Mapping[str, Accepted] = {
     "reward_model.num_workers": Accepted("reward functions have processes of their own"),
     "reward.reward_manager.source": Accepted("the reward manager is verl's own", ("register",)),
     "reward.reward_manager.name": Accepted("each response is scored by itself", ("naive",)),
-    "reward_model.reward_manager": Accepted("each response is scored by itself", ("naive", *_OFF)),
+    "reward_model.reward_manager": Accepted(
+        "each response is scored by itself; dapo's penalty is reward_model.overlong_buffer",
+        ("naive", "dapo", *_OFF),
+    ),
+    "reward_model.overlong_buffer.log": Accepted("the penalty is always logged"),
     "reward_model.launch_reward_fn_async": Accepted("rewards run beside the generation"),
     "reward_model.enable_resource_pool": _NOT_ASKED,
     "algorithm.filter_groups.enable": _NOT_ASKED,

@@ -12,6 +12,7 @@ GROUPS: dict[str, str] = {
     "checkpoint": f"{_ACTOR}.checkpoint",
     "reward.custom_reward_function": "custom_reward_function",
     "reward.reward_model": "reward_model",
+    "reward_model.reward_kwargs.overlong_buffer_cfg": "reward_model.overlong_buffer",
     "reward.sandbox_fusion": "sandbox_fusion",
 }
 """Another name of a group of keys -> the group. The first four are those of verl's SFT trainer."""

@@ -103,10 +103,8 @@ REFUSED: dict[str, str] = {
     "reward_model.enable_resource_pool": _NO_REWARD_MODEL,
     "reward_model.reward_manager": "rewards come from the built-in rules or "
     "custom_reward_function.path",
-    "reward_model.overlong_buffer": "shaping by length is not built yet; do it in "
-    "custom_reward_function.path",
-    "reward_model.reward_kwargs": "shaping by length is not built yet; do it in "
-    "custom_reward_function.path",
+    "reward_model.reward_kwargs": "arguments of a reward manager are not passed on; "
+    "reward_model.overlong_buffer penalises long responses",
     "reward_model.sandbox_fusion": "there is no sandbox; use custom_reward_function.path",
     "sandbox_fusion": "there is no sandbox; use custom_reward_function.path",
     "reward": "rewards come from the built-in rules or custom_reward_function.path",
