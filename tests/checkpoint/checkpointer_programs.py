@@ -18,6 +18,7 @@ from tests.checkpoint.tiny_training import full_state, join, make_engine, train_
 from trainer.base.errors import UserError
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.snapshot.fragments import fragments
 from trainer.checkpoint.snapshot.planner import SnapshotPlanner
 from trainer.checkpoint.store import layout, manifest
 
@@ -244,3 +245,57 @@ def _with_extra_tensors(
         config_hash="tests",
         extra_tensors=tensors,
     )
+
+
+def restore_best(rank: int, size: int, run: str, store: str) -> None:
+    """The best whole checkpoint comes back while the run trains; a damaged one is passed over."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    root = Path(run) / layout.FOLDER
+    checkpointer = make_checkpointer(
+        world, engine, Path(run), keep_last=1, keep_best=2, best_metric="val/reward"
+    )
+    assert checkpointer.restore_best() is None
+    states = {}
+    for step, value in enumerate([0.5, 0.9, 0.7, None, float("nan")], 1):
+        train_step(engine, step)
+        assert checkpointer.save(step, {}, {"at": step}, value, blocking=True)
+        states[step] = full_state(engine)
+    for best in (2, 3):
+        train_step(engine, 9)
+        restored = checkpointer.restore_best()
+        assert restored is not None and restored.step == best
+        assert restored.global_state == {"at": best}
+        loaded = full_state(engine)
+        assert all(torch.equal(loaded[name], value) for name, value in states[best].items())
+        world.barrier()
+        if rank == 0 and best == 2:
+            file = next(layout.step_dir(root, best).rglob("*.pt"))
+            file.write_bytes(b"damaged")
+        world.barrier()
+    assert (root / "step_5").is_dir(), "newer checkpoints stay"
+    checkpointer.close()
+
+
+def not_finite(rank: int, size: int, run: str, store: str) -> None:
+    """A NaN from step 3 on ends the run; the checkpoint of step 2 is the newest and whole."""
+    world = join(rank, size, Path(store))
+    engine = make_engine(world)
+    checkpointer = make_checkpointer(world, engine, Path(run))
+    for step in (1, 2):
+        train_step(engine, step)
+        assert checkpointer.save(step, {}, {})
+    checkpointer.before_step()
+    expected = full_state(engine)
+    if rank == size - 1:  # a part that no other rank has
+        moments = [f for f in fragments(engine.ds) if f.kind == "exp_avg_sq"]
+        moments[-1].tensor[-1] = float("inf")
+    with pytest.raises(
+        UserError, match=r"Step 3 is not saved: .*exp_avg_sq.* holds NaN or infinity. Step 2, saved"
+    ):
+        checkpointer.save(3, {}, {})
+    restored = checkpointer.restore()
+    assert restored is not None and restored.step == 2
+    loaded = full_state(engine)
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+    checkpointer.close()

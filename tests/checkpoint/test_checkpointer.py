@@ -29,7 +29,9 @@ def test_one_rank(fork_server: ForkServer, tmp_path: Path, program: str) -> None
     run_program(fork_server, tmp_path, program, 1, {"PLIMSOLL_GATE": str(tmp_path / "gate")})
 
 
-@pytest.mark.parametrize("program", ["read_only", "extra_tensors", "room"])
+@pytest.mark.parametrize(
+    "program", ["read_only", "extra_tensors", "room", "restore_best", "not_finite"]
+)
 def test_two_ranks(fork_server: ForkServer, tmp_path: Path, program: str) -> None:
     (tmp_path / "fault").write_text("EROFS mkdir")
     env = {"PLIMSOLL_FAULT": str(tmp_path / "fault"), "PLIMSOLL_ROOM": str(tmp_path / "room")}

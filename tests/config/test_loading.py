@@ -229,6 +229,16 @@ BAD = [
         f"{A}.clip_ratio=0.1, but",
     ),
     ({f"{R}.agent.turn_timeout_s": 3.0}, f"{R}.agent.name=null is one turn"),
+    ({"trainer.rollback.patience": 2}, "trainer.rollback.enable=false never rolls back"),
+    (
+        {
+            "trainer.rollback.enable": True,
+            "trainer.test_freq": 1,
+            "trainer.checkpoint.keep_best": 0,
+        },
+        "keep_best=0 keeps none",
+    ),
+    ({"trainer.rollback.enable": True}, "trainer.test_freq=-1 makes none while it trains"),
     (
         {"trainer.checkpoint.best_metric": "val/reward", "trainer.checkpoint.keep_best": 0},
         "keeps no best one",

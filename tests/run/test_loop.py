@@ -90,6 +90,11 @@ class FakeRun:
     def step_metrics(self, *_: object) -> dict[str, float]:
         return {}
 
+    def roll_back(self, step: int, metrics: dict[str, float], *, last: bool) -> None:
+        return None
+
+    def report_rollback(self, step: int, text: str | None) -> None: ...
+
     def stop_requested(self, _: object) -> None:
         return None
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from trainer.base.errors import Failure, UserError
+from trainer.checkpoint.best import find_best
 from trainer.checkpoint.committer import Committer, Save
 from trainer.checkpoint.metrics import CheckpointMetrics
 from trainer.checkpoint.reader import CheckpointReader
@@ -30,6 +31,7 @@ from trainer.checkpoint.restore import (
 )
 from trainer.checkpoint.resume import find_checkpoint, is_same_folder, record_resume
 from trainer.checkpoint.settings import CheckpointSettings
+from trainer.checkpoint.snapshot.finite import first_not_finite
 from trainer.checkpoint.snapshot.fragments import zero_stage
 from trainer.checkpoint.snapshot.host_buffer import HostBuffer, require_memory
 from trainer.checkpoint.snapshot.plan import SnapshotPlan, fill
@@ -114,13 +116,15 @@ class Checkpointer:
         after the next step. Blocking: waits for the commit; True when the checkpoint is committed.
         Disk errors never raise: they are in ``metrics`` and in the log. ``metric``: the value for
         ``keep_best``. ``healthy``: False after a skipped optimizer step: retention counts it for
-        nothing. ``about``: anything for people, written into the manifest.
+        nothing. ``about``: anything for people, written into the manifest. Raises UserError, on all
+        ranks, when a weight or an optimizer state is not finite: nothing is saved then.
         """
         blocking = blocking or not self._settings.async_save
         began = time.perf_counter()
         self._wait_for_copy()
         if blocking:
             self._committer.wait_until_idle(self._settings.timeout_s)
+        self._require_finite(step)
         if not self._world.all(self._committer.has_free_buffer):
             self._metrics.add("skipped")
             self._committer.throttle.suspend()
@@ -168,6 +172,21 @@ class Checkpointer:
                 self._after_restore(restored)
                 return restored
 
+    def restore_best(self) -> Restored | None:
+        """Load the run's checkpoint with the best metric, while it trains; None when there is none.
+        Collective.
+
+        Saves in flight end first. The steps after it stay on disk. Raises as ``restore`` does.
+        """
+        self.wait(self._settings.timeout_s)
+        while True:
+            found = find_best(self._folder.disk, self._folder.root, self._settings, self._world)
+            if found is None:
+                return None
+            restored = self._load(*found)
+            if restored is not None:
+                return restored
+
     def metrics(self) -> dict[str, float]:
         """``ckpt/*`` since the start; ``ckpt/stall_s`` since the last call."""
         return self._metrics.collect(self._committer.in_flight)
@@ -208,6 +227,25 @@ class Checkpointer:
             for buffer in self._buffers:
                 buffer.close()
         self._folder.close()
+
+    def _require_finite(self, step: int) -> None:
+        found = self._world.gather(
+            first_not_finite(self._ds, include_untrained=self._settings.include_untrained)
+        )
+        names = [name for name in found if name is not None]
+        if not names:
+            return
+        self._committer.wait_until_idle(self._settings.timeout_s)
+        saved = "No step was saved before"
+        if self.last_committed_step is not None:
+            saved = f"Step {self.last_committed_step}, saved before, is whole"
+        raise UserError(
+            f"Step {step} is not saved: {names[0]} holds NaN or infinity. {saved}. Lower "
+            "actor_rollout_ref.actor.optim.lr or actor_rollout_ref.actor.grad_clip, and begin a "
+            "new run from a checkpoint: trainer.resume_mode=path "
+            f"trainer.resume_from_path={self._folder.root}/step_N "
+            "trainer.default_local_dir=OTHER_FOLDER"
+        )
 
     def _open_folder(self, run_dir: Path) -> CheckpointFolder:
         """Raises UserError when rank 0 can't open it."""

@@ -71,7 +71,7 @@ def find_checkpoint(
                 "trainer.resume_mode=path needs trainer.resume_from_path=FOLDER, a folder step_N "
                 "of a run"
             )
-        if not _on_rank_0(lambda: was_resumed_from(root, path), world):
+        if not on_rank_0(lambda: was_resumed_from(root, path), world):
             return _checkpoint_at(Path(path), world)
     if settings.resume_mode == "disable":
         steps = _steps(root, world)
@@ -141,7 +141,7 @@ def _newest_whole(
     misnamed: set[int] = set()
     while steps:
         folder = step_dir(root, steps[0])
-        manifest, problems = _verify(folder, world)
+        manifest, problems = verify(folder, world)
         if manifest is not None and manifest.step != steps[0]:
             misnamed.add(steps[0])
             if world.rank == 0:
@@ -153,7 +153,7 @@ def _newest_whole(
                 with contextlib.suppress(OSError):  # a hint, which the next commit writes again
                     point_latest(disk, root, steps[0], "found")
             return folder, manifest
-        _on_rank_0(partial(_give_up, disk, folder, problems), world)
+        on_rank_0(partial(set_aside, disk, folder, problems), world)
         if not fetched:
             fetch()
             fetched = True
@@ -164,7 +164,7 @@ def _newest_whole(
 
 def _require_no_traces(run_dir: Path, world: World) -> None:
     """Raise UserError when a run that has no whole checkpoint has had one."""
-    traces = _on_rank_0(lambda: _traces_of_checkpoints(run_dir), world)
+    traces = on_rank_0(lambda: _traces_of_checkpoints(run_dir), world)
     if traces:
         raise UserError(
             f"{run_dir} has trained before, but holds no whole checkpoint any more "
@@ -174,14 +174,14 @@ def _require_no_traces(run_dir: Path, world: World) -> None:
         )
 
 
-def _give_up(disk: Disk, folder: Path, problems: list[str]) -> None:
+def set_aside(disk: Disk, folder: Path, problems: list[str]) -> None:
     """Rename a damaged checkpoint. Raises OSError."""
     log.error("checkpoint %s is damaged: %s", folder, "; ".join(problems))
     corrupt = quarantine(disk, folder)
     log.error("kept as %s; going back to an older one", corrupt.name)
 
 
-def _on_rank_0(read: Callable[[], Any], world: World) -> Any:
+def on_rank_0(read: Callable[[], Any], world: World) -> Any:
     """What rank 0 reads from the disk, on every rank. Collective.
 
     Raises UserError or Failure, on all ranks, when it can't be read.
@@ -199,7 +199,7 @@ def _on_rank_0(read: Callable[[], Any], world: World) -> Any:
 
 def _steps(root: Path, world: World) -> list[int]:
     """Steps of the run's checkpoints as rank 0 sees them, newest first."""
-    steps: list[int] = _on_rank_0(lambda: steps_on_disk(root), world)
+    steps: list[int] = on_rank_0(lambda: steps_on_disk(root), world)
     return steps
 
 
@@ -222,10 +222,10 @@ def _traces_of_checkpoints(run_dir: Path) -> list[str]:
 
 def _checkpoint_at(folder: Path, world: World) -> tuple[Path, Manifest]:
     """The checkpoint that ``resume_from_path`` names. Raises UserError when it isn't whole."""
-    diagnosis = _on_rank_0(lambda: diagnose(folder), world)
+    diagnosis = on_rank_0(lambda: diagnose(folder), world)
     if diagnosis:
         raise UserError(f"trainer.resume_from_path={folder} is no checkpoint: {diagnosis}")
-    manifest, problems = _verify(folder, world)
+    manifest, problems = verify(folder, world)
     if manifest is None or problems:
         raise UserError(
             f"trainer.resume_from_path={folder} is no whole checkpoint: {'; '.join(problems)}; "
@@ -236,7 +236,7 @@ def _checkpoint_at(folder: Path, world: World) -> tuple[Path, Manifest]:
     return folder, manifest
 
 
-def _verify(folder: Path, world: World) -> tuple[Manifest | None, list[str]]:
+def verify(folder: Path, world: World) -> tuple[Manifest | None, list[str]]:
     """The manifest as rank 0 reads it, and what any rank found wrong with the files.
 
     Raises UserError for a newer format and for a file that this user may not read, Failure for one

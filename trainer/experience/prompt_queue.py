@@ -101,6 +101,13 @@ class PromptQueue:
         if step in self._before:
             self._waiting = self._before.pop(step)
 
+    def forget_samples(self) -> None:
+        """Begin every prompt that waits anew: weights that no longer exist have drawn its
+        samples.
+        """
+        self._waiting = [PromptRequest(example=request.example) for request in self._waiting]
+        self._before.clear()
+
     def record_lengths(self, examples: Sequence[Example], lengths: Sequence[float]) -> None:
         """Remember the mean response length of each example, tokens."""
         for example, length in zip(examples, lengths, strict=True):

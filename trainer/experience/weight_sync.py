@@ -94,6 +94,10 @@ class WeightSync:
                 self.rollout_engine.sleep()
                 self._engine.trim_memory()
 
+    def weights_replaced(self) -> None:
+        """The weights of the current version are others now: hand them over again."""
+        self._version = None
+
     def close(self) -> None:
         """End the rollout engine."""
         self.rollout_engine.close()

@@ -4,7 +4,8 @@ Read ``step`` first: the training step from rollout to update on one screen. It 
 ``log_probs``, ``attach_advantages`` and ``policy_update``. ``loop`` puts validation, logging,
 checkpoints and stops around it; ``build`` makes every component from the settings, ``context``
 lists them, ``reference`` makes the reference model of the KL. ``checkpoints`` decides when to save
-(with ``save_time``, ``best_metric`` and ``attempt``), ``state`` lists what is saved. ``reporter``
+(with ``save_time``, ``best_metric`` and ``attempt``) and, by ``rollback``, when to go back;
+``state`` lists what is saved. ``reporter``
 and ``batching_metrics`` report, ``validation`` measures, ``data_check`` runs before the first step
 and ``finish`` after the last.
 """

@@ -58,6 +58,15 @@ class BestMetric:
             self.value = state["value"]
             self.step = state["step"]
 
+    def is_worse(self, value: float | None, *, by: float) -> bool:
+        """Whether ``value`` (None: not a number) is worse than the best by more than ``by``."""
+        if value is None:
+            return True
+        if self.value is None:
+            return False
+        difference = self.value - value if self.mode == "max" else value - self.value
+        return difference > by
+
     def _improves(self, value: float) -> bool:
         if self.value is None:
             return True

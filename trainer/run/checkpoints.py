@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer.base import rank_records, signals
-from trainer.base.errors import DISK_FULL, EXIT_REQUEUE, Failure, UserError
+from trainer.base.errors import EXIT_REQUEUE, Failure, UserError
 from trainer.base.full_disk import POLL_S, WAIT_S
 from trainer.base.metrics_file import METRICS_FILE, last_value
 from trainer.base.signals import StopRequested
@@ -26,7 +24,9 @@ from trainer.experience.weight_sync import ENDS_THE_RUN
 from trainer.run.attempt import attempt_number, config_hash
 from trainer.run.best_metric import BestMetric
 from trainer.run.context import RunContext
+from trainer.run.not_saved import not_saved
 from trainer.run.reference import reference_state
+from trainer.run.rollback import RollbackRule, require_metric, roll_back
 from trainer.run.save_interval import AutoInterval
 from trainer.run.save_time import SaveTime, keep_best_hints
 from trainer.run.skipped_steps import SkippedSteps
@@ -67,6 +67,14 @@ class RunCheckpoints:
         )
         self._identity = RunIdentity(ctx.run_dir, writes=ctx.world.is_main)
         self._global_state = global_state(ctx, self._best, self._identity)
+        require_metric(trainer.rollback, metric)
+        self._rollback = RollbackRule(trainer.rollback, self._best)
+        self._global_state.add(
+            "rollback",
+            self._rollback.state_dict,
+            self._rollback.load_state_dict,
+            optional=True,
+        )
         self._rank_state = rank_state(ctx)
         self._metric_names: set[str] = set(VALIDATION_METRICS) if ctx.validates else set()
         self._checkpointer = self._make_checkpointer(attempt)
@@ -166,6 +174,28 @@ class RunCheckpoints:
         if self._ctx.world.is_main:  # other ranks lack some of the metrics
             self._best.require_known(self._metric_names)
         self._best.observe(step, metrics)
+        self._rollback.observe(step, metrics)
+
+    def roll_back(self, step: int, metrics: Mapping[str, float], *, last: bool) -> str | None:
+        """Go back to the best checkpoint's weights if the metrics of ``step`` make that due; what
+        is told of it, or None. Nothing follows the ``last`` step. Collective.
+
+        Raises UserError when the metric falls once more after ``max_rollbacks``.
+        """
+        self.observe(step, metrics)
+        rule = self._rollback
+        # Rank 0 decides: other ranks may lack the metric.
+        is_due = rule.is_due and not last and self._ctx.world.is_main
+        if not self._ctx.world.any(int(is_due)):
+            return None
+        if rule.is_used_up:
+            raise rule.error(step, step_dir(self._checkpointer.root, self._best.step or 0))
+        return roll_back(self._ctx, self._checkpointer, rule, step)
+
+    @property
+    def rollbacks(self) -> int:
+        """Rollbacks of this run so far."""
+        return self._rollback.count
 
     def save_stopped(
         self, step: int, cause: str, metrics: Mapping[str, float], *, sync: Callable[[], None]
@@ -272,7 +302,11 @@ class RunCheckpoints:
             last=last,
             stop=stop is not None,
         )
-        return reason is not None
+        wanted_by_rollback = self._rollback.section.enable and step in (
+            self._best.step,
+            self._rollback.last_step,
+        )
+        return reason is not None or wanted_by_rollback
 
     def _save(self, step: int, metrics: Mapping[str, float], *, blocking: bool) -> bool:
         is_main = self._ctx.world.is_main
@@ -283,7 +317,8 @@ class RunCheckpoints:
             step,
             self._rank_state.state_dict(),
             self._global_state.state_dict() if is_main else {},
-            self._best.value_in(metrics),
+            # After a rollback the weights aren't those that the metric was measured with.
+            None if step == self._rollback.last_step else self._best.value_in(metrics),
             blocking=blocking,
             healthy=self._skipped.in_a_row == 0,
             about={"wandb_id": self._identity.id, **versions()} if is_main else None,
@@ -358,21 +393,3 @@ class RunCheckpoints:
         if self._clock is not None:
             self._clock.metrics(self._ctx.productive_s)
             self._clock.save()
-
-
-def not_saved(step: int, reason: str) -> Exception:
-    """The error to leave with when the last save failed.
-
-    A UserError for a disk that is full or that this user may not write to.
-    """
-    text = f"step {step} is not saved: {reason or 'the saves before it never ended'}"
-    if any(os.strerror(number) in reason for number in DISK_FULL):
-        return UserError(
-            f"{text}. Free space, then type the same command: it goes on from the last checkpoint"
-        )
-    if os.strerror(errno.EACCES) in reason:
-        return UserError(
-            f"{text}. Have the folder made writable, then type the same command: it goes on from "
-            "there"
-        )
-    return Failure(text)

@@ -110,6 +110,7 @@ def take_steps(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReport
                 metrics |= reporter.validation(step)
             reporter.log(step, metrics)
             ctx.unlogged = None
+            reporter.report_rollback(step, checkpoints.roll_back(step, metrics, last=last))
             reporter.main_message(stop_time.observe(metrics, checkpoints.save_s))
             stop = checkpoints.stop_requested(signals.requested())
             checkpoints.after_step(step, metrics, last=last, stop=stop, sync=reporter.sync)

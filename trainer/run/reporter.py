@@ -99,6 +99,16 @@ class RunReporter:
             self._tracker.log(step, {"training/global_step": step, **metrics})
         self._report_failed_saves(metrics.get("ckpt/failed_in_a_row", 0.0))
 
+    def report_rollback(self, step: int, text: str | None) -> None:
+        """Tell of a rollback after ``step``, if there was one: here, in the metrics and as an alert
+        of W&B.
+        """
+        if text is None:
+            return
+        self.main_message(text)
+        self._tracker.alert("Rollback", text)
+        self._tracker.record(step, {"training/rollbacks": float(self._checkpoints.rollbacks)})
+
     def _report_failed_saves(self, in_a_row: float) -> None:
         """Show each further save that failed: nobody reads the log of a run that goes on."""
         if in_a_row > self._failed_saves:

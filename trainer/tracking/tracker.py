@@ -148,6 +148,11 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.log_table(step, [dict(row) for row in rows])
 
+    def alert(self, title: str, text: str) -> None:
+        """Send an alert by W&B, where it is on."""
+        if self._active and self._wandb is not None:
+            self._wandb.alert(title, text)
+
     def message(self, text: str) -> None:
         """Write ``text`` (a banner, a hint, a path) to the screen on rank 0, and to the rank's log
         on the others.

@@ -300,6 +300,15 @@ class WandbRun:
             if row.kind == TABLE and self._lines[row.step, TABLE] == 0:
                 self._log(row, problem)  # a table comes before the line of its step
 
+    def alert(self, title: str, text: str) -> None:
+        """Send an alert; one that W&B doesn't take is only told."""
+        if self._run is None:
+            return
+        try:
+            self._run.alert(title=title, text=text)
+        except Exception as error:  # whatever W&B raises must not end the training
+            sys.stderr.write(f"[WARNING] W&B took no alert: {first_line(error)}\n")
+
     def finish(self, exit_code: int) -> None:
         """End the attempt; its state is ``finished`` for 0 and ``failed`` otherwise."""
         while self._run is not None:

@@ -27,10 +27,10 @@ def steps_to_keep(
     keep = {*ordered[-1:], *healthy[-max(1, keep_last) :]}
     if keep_every:
         keep |= {step for step in healthy if step % keep_every == 0}
-    return keep | set(_best_first(healthy, metrics or {}, best_mode)[:keep_best])
+    return keep | set(best_first(healthy, metrics or {}, best_mode)[:keep_best])
 
 
-def _best_first(
+def best_first(
     steps: Sequence[int], metrics: Mapping[int, float | None], best_mode: Literal["max", "min"]
 ) -> list[int]:
     """Steps with a metric (neither None nor NaN), the best first, of equal ones the older first."""

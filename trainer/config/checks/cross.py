@@ -36,6 +36,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *_machines(config),
         *_resuming(config),
         *_best_checkpoint(config),
+        *_rollback(config, complete),
     ]
     return list(dict.fromkeys(found))
 
@@ -257,4 +258,23 @@ def _best_checkpoint(config: Config) -> Iterator[str]:
         yield (
             f"trainer.checkpoint.best_metric={metric}: is more of it better, or less? Set "
             "trainer.checkpoint.best_mode=max or min"
+        )
+
+
+def _rollback(config: Config, complete: bool) -> Iterator[str]:
+    trainer = config.trainer
+    if not trainer.rollback.enable:
+        return
+    if trainer.checkpoint.keep_best == 0:
+        yield (
+            "trainer.rollback.enable=true goes back to the best checkpoint, but "
+            "trainer.checkpoint.keep_best=0 keeps none: set it to 1 or more"
+        )
+    metric = trainer.checkpoint.best_metric or "val/reward"
+    validates = trainer.test_freq > 0
+    if complete and not validates and not trainer.val_only and metric.startswith("val"):
+        yield (
+            f"trainer.rollback.enable=true compares validations ({metric}), but "
+            f"trainer.test_freq={trainer.test_freq} makes none while it trains: set "
+            "trainer.test_freq=10, or trainer.checkpoint.best_metric to a metric of every step"
         )

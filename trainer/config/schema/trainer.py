@@ -82,6 +82,28 @@ class Checkpoint(Section):
     """Predicted save time times this must fit into ``trainer.grace_period_s``."""
 
 
+NO_ROLLBACK = NoEffect(
+    "trainer.rollback.enable", (False,), "never rolls back: set it to true", refused=True
+)
+
+
+class Rollback(Section):
+    """``trainer.rollback``: back to the best checkpoint when ``trainer.checkpoint.best_metric``
+    falls.
+    """
+
+    enable: bool
+    """Load the weights and optimizer of the best checkpoint when the metric stays below its best.
+    The run goes on with the next step and the next prompts.
+    """
+    patience: Annotated[Count, NO_ROLLBACK]
+    """After so many values in a row that are worse than the best."""
+    min_delta: Annotated[NonNegative, NO_ROLLBACK]
+    """Worse than the best by more than this, in the metric's unit, counts as a fall."""
+    max_rollbacks: Annotated[Whole, NO_ROLLBACK]
+    """Rollbacks of a run, all attempts together; when it falls once more it ends."""
+
+
 class Watermarks(Section):
     """``trainer.watermarks``: where a hint begins."""
 
@@ -164,4 +186,5 @@ class Trainer(Section):
     plot_interval: Annotated[Count, MAY_CHANGE]
     """Steps between two sets of pictures of ``enable_monitor``."""
     checkpoint: Annotated[Checkpoint, MAY_CHANGE]
+    rollback: Annotated[Rollback, MAY_CHANGE]
     watermarks: Annotated[Watermarks, MAY_CHANGE]
