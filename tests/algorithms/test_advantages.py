@@ -144,5 +144,5 @@ def test_wrong_calls_are_named() -> None:
     common = {"scores": SCORES, "groups": GROUPS, "mask": MASK, "sequence": SEQUENCE}
     with pytest.raises(ValueError, match="gae needs values"):
         compute_advantages("gae", **common)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'ppo' is none of grpo, rloo"):
+    with pytest.raises(ValueError, match="'ppo' is none of grpo, grpo_passk"):
         compute_advantages("ppo", **common)  # type: ignore[arg-type]

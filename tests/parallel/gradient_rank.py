@@ -5,8 +5,9 @@ With betas (0, 0), a huge eps and a learning rate of SCALE x eps, AdamW moves ea
 its gradient: the move is the gradient, whatever ZeRO stage keeps it where.
 
 Keys of a variant: ``zero``, ``budget``, ``micro`` (the padded baseline), ``buckets``, ``share``,
-``reverse``, ``steps``, ``lora`` (rank of trained adapters: the gradient is the move of the merged
-weights) and ``fail``: [rank, micro-batch, "forward" | "backward"], where memory runs out once.
+``reverse``, ``steps``, ``loss`` (a policy loss, by ``loss_mode``, instead of the likelihood),
+``lora`` (rank of trained adapters: the gradient is the move of the merged weights) and
+``fail``: [rank, micro-batch, "forward" | "backward"], where memory runs out once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ environment.prepare()
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from trainer.algorithms import sequence_index  # noqa: E402
 from trainer.batching import CostModel  # noqa: E402
+from trainer.config import load  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
 from trainer.models import load_model  # noqa: E402
 from trainer.models.lora import Lora, adapters_off, add_adapters  # noqa: E402
@@ -35,6 +38,7 @@ from trainer.parallel.engine import Engine  # noqa: E402
 from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.ranks.world import World, join, leave  # noqa: E402
 from trainer.update.forward import log_prob_column  # noqa: E402
+from trainer.update.losses import LossAggregation, Objective, PolicyObjective  # noqa: E402
 from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches  # noqa: E402
 from trainer.update.optimizer_step import OptimizerStep, take_step  # noqa: E402
 
@@ -43,6 +47,8 @@ SCALE = 100.0
 GROUPS = 8
 GROUP_SIZE = 3
 TIMEOUT_S = 400.0
+WIDE = {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0, "kl_cov_ratio": 0.2}
+"""Shares by which the losses of the covariance treat many tokens apart."""
 LAYERS = 2  # enough for a gradient to pass from layer to layer
 
 
@@ -61,6 +67,39 @@ class NegativeLogLikelihood:
     ) -> tuple[torch.Tensor, Mapping[str, float]]:
         loss = -stats.log_probs.sum() / self.count
         return loss, {"loss": float(loss.detach())}
+
+
+def objective_of(variant: dict[str, Any]) -> Objective:
+    """The loss of the variant; the policy losses with wide shares, so that each has an effect."""
+    if "loss" not in variant:
+        return NegativeLogLikelihood()
+    policy_loss = {"loss_mode": variant["loss"], **WIDE}
+    actor = {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": policy_loss}
+    rollout = {"n": 2}
+    model = {"path": "builtin:tiny"}
+    config = load(
+        {
+            "data": {"task": "arithmetic"},
+            "actor_rollout_ref": {"model": model, "rollout": rollout, "actor": actor},
+        }
+    )
+    return PolicyObjective(
+        config.actor_rollout_ref.actor,
+        LossAggregation.from_config(config),
+        temperature=1.0,
+        rollout_log_probs=False,
+    )
+
+
+def add_policy_columns(batch: Batch) -> None:
+    """What a policy loss reads: old log-probs near those of the model, advantages, draws."""
+    draw = torch.Generator().manual_seed(6)
+    n = batch.num_tokens
+    batch.columns["old_log_probs"] = -6.0 + torch.randn(n, generator=draw)
+    batch.columns["advantages"] = torch.randn(len(batch), generator=draw)[
+        sequence_index(batch.cu_seqlens)
+    ]
+    batch.columns["draws"] = torch.rand(n, generator=draw)
 
 
 def make_batch(vocabulary: int) -> Batch:
@@ -143,6 +182,8 @@ def config_of(variant: dict[str, Any], *, sync: Literal["step", "micro"]) -> Mic
 def batch_of(variant: dict[str, Any], vocabulary: int) -> Batch:
     """The fixed sequences, backwards where the variant says so."""
     batch = make_batch(vocabulary)
+    if "loss" in variant:
+        add_policy_columns(batch)
     if variant.get("reverse"):
         return batch.select(torch.arange(len(batch)).flip(0))
     return batch
@@ -183,7 +224,7 @@ def run_variant(
     cost = CostModel.from_shape(loaded.shape)
     with failing(engine, model, world, variant.get("fail")):
         done = take_step(
-            engine, batch, NegativeLogLikelihood(), config, cost, lr=SCALE * EPS, max_norm=0.0
+            engine, batch, objective_of(variant), config, cost, lr=SCALE * EPS, max_norm=0.0
         )
     result = {
         "reference_difference": (

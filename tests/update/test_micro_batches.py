@@ -4,11 +4,12 @@ ranks or ZeRO stage.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.parallel.ranks import distance, results
+from trainer.config.schema.actor import LossMode
 
 TOLERANCE = 1e-5
 """Largest relative difference in float32."""
@@ -27,7 +28,13 @@ COMMON: list[dict[str, Any]] = [
 ]
 LORA: list[dict[str, Any]] = [{"zero": z, "budget": 1024, "lora": 4} for z in range(4)]
 TWO: list[dict[str, Any]] = [{"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]
-VARIANTS = {1: [*COMMON, LORA[0]], 2: [*COMMON, *TWO, *LORA]}
+LOSSES = get_args(LossMode)
+WHOLE: list[dict[str, Any]] = [{"zero": 0, "budget": UNBOUNDED, "loss": mode} for mode in LOSSES]
+CUT: list[dict[str, Any]] = [
+    {"zero": i % 4, "budget": 512, "share": i % 2 == 0, "loss": mode}
+    for i, mode in enumerate(LOSSES)
+]
+VARIANTS = {1: [*COMMON, LORA[0], *WHOLE], 2: [*COMMON, *TWO, *LORA, *CUT]}
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +56,27 @@ def test_gradients_and_losses_are_equal_for_every_plan(
         )
         for ranks, variants in VARIANTS.items()
         for variant, one in zip(variants, outcomes[ranks], strict=True)
-        if variant not in LORA
+        if variant not in (*LORA, *WHOLE, *CUT)
     }
     bad = {name: values for name, values in measured.items() if values[0] > TOLERANCE}
     assert not bad
     for name, (_, loss, norm) in measured.items():
         assert loss == pytest.approx(whole["loss"], rel=TOLERANCE), name
         assert norm == pytest.approx(whole["norm"], rel=TOLERANCE), name
+
+
+@pytest.mark.parametrize("mode", LOSSES)
+def test_policy_losses_are_equal_for_every_plan(
+    outcomes: dict[int, list[dict[str, Any]]], mode: str
+) -> None:
+    """Also the two that choose tokens by their covariance over the whole step."""
+    whole = outcomes[1][VARIANTS[1].index(WHOLE[LOSSES.index(mode)])]
+    cut = outcomes[2][VARIANTS[2].index(CUT[LOSSES.index(mode)])]
+    assert whole["counts"] == [1] and sum(cut["counts"]) >= 4
+    assert distance(cut["gradient"], whole["gradient"]) < TOLERANCE
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-6)
+    others = [one["loss"] for one in outcomes[1][-len(LOSSES) :]]
+    assert len({round(loss, 6) for loss in others}) == len(LOSSES)
 
 
 def test_adapter_gradients_are_equal_under_every_zero_stage_and_the_reference_is_the_base_model(

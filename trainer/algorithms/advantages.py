@@ -8,11 +8,19 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from trainer.algorithms.ragged import group_index, segment_count, segment_sum
+from trainer.algorithms.group_advantages import grpo, grpo_passk, opo, rloo
+from trainer.algorithms.ragged import segment_count, segment_sum
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
-EPSILON = 1e-6
-"""Added to the standard deviation of a group of rewards, which are of order 1."""
+Estimator = Literal[
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "gae",
+]
 
 
 @dataclass(frozen=True)
@@ -21,38 +29,6 @@ class Advantages:
 
     advantages: Tensor
     returns: Tensor
-
-
-def grpo(scores: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
-    """(score - mean of its group) / (standard deviation of its group + 1e-6): float32 [sequences].
-
-    ``scores`` [sequences]; ``groups`` int64 [sequences]: equal for the responses of one prompt.
-    arXiv 2402.03300, section 4.1, with the unbiased deviation; ``norm_by_std=False`` is Dr.GRPO
-    (arXiv 2503.20783). A group of one has no baseline and keeps its score: that is plain REINFORCE,
-    unbiased.
-    """
-    x = scores.double()
-    index, n_groups = group_index(groups)
-    count = segment_count(index, n_groups)
-    mean = segment_sum(x, index, n_groups) / count
-    centred = x - mean[index]
-    if norm_by_std:
-        std = (segment_sum(centred.square(), index, n_groups) / (count - 1).clamp(min=1)).sqrt()
-        centred = centred / (std[index] + EPSILON)
-    return torch.where(count[index] > 1, centred, x).float()
-
-
-def rloo(scores: Tensor, groups: Tensor) -> Tensor:
-    """Score minus the mean of the *other* scores of its group: float32 [sequences].
-
-    arXiv 2402.14740, equation 4. ``scores`` [sequences]; ``groups`` int64 [sequences]. A group of
-    one keeps its score.
-    """
-    x = scores.double()
-    index, n_groups = group_index(groups)
-    count = segment_count(index, n_groups)[index]
-    others = (segment_sum(x, index, n_groups)[index] - x) / (count - 1).clamp(min=1)
-    return torch.where(count > 1, x - others, x).float()
 
 
 def token_rewards(
@@ -130,6 +106,35 @@ def reinforce_plus_plus(
     return Advantages(_scatter(whiten(returns), mask), _scatter(returns, mask))
 
 
+def reinforce_plus_plus_baseline(
+    rewards: Tensor, groups: Tensor, mask: Tensor, sequence: Tensor
+) -> Advantages:
+    """Reward of a response minus the mean of its group, at each of its tokens, whitened over all
+    trained tokens of the batch: REINFORCE++ with a baseline (arXiv 2501.03262, section 3.3).
+
+    ``rewards`` float64 and ``groups`` int64 [sequences], ``mask`` bool and ``sequence`` int64
+    [tokens].
+    """
+    mask = mask.bool()
+    flat = _scatter(whiten(grpo(rewards, groups, norm_by_std=False).double()[sequence[mask]]), mask)
+    return Advantages(flat, flat.clone())
+
+
+def remax(
+    rewards: Tensor, baselines: Tensor, mask: Tensor, sequence: Tensor, sequences: int
+) -> Advantages:
+    """Reward-to-go of each token minus the reward of the prompt's greedy response (ReMax, arXiv
+    2310.10505, equation 5).
+
+    ``rewards`` float64 [tokens], ``baselines`` [sequences], ``mask`` bool [tokens], ``sequence``
+    int64 [tokens].
+    """
+    mask = mask.bool()
+    returns = discounted(rewards[mask], sequence[mask], sequences, 1.0)
+    advantages = returns - baselines.double()[sequence[mask]]
+    return Advantages(_scatter(advantages, mask), _scatter(returns, mask))
+
+
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -176,6 +181,7 @@ def compute_advantages(
     mask: Tensor,
     sequence: Tensor,
     values: Tensor | None = None,
+    baselines: Tensor | None = None,
     kl: Tensor | None = None,
     kl_coef: float = 0.0,
     norm_adv_by_std_in_grpo: bool = True,
@@ -186,10 +192,11 @@ def compute_advantages(
 
     ``scores`` [sequences] (the batch's ``rewards``), ``groups`` int64 [sequences], ``mask`` bool
     [tokens] (the batch's ``loss_mask``), ``sequence`` int64 [tokens] (from :func:`sequence_index`),
-    ``values`` [tokens] for gae. With ``kl`` [tokens] grpo and rloo compare the scores minus the
-    weighted KL of the sequence.
+    ``values`` [tokens] for gae, ``baselines`` [sequences] for remax. With ``kl`` [tokens] those
+    that compare responses of a group take the scores minus the weighted KL of the sequence.
 
-    Raises ValueError for an unknown ``estimator`` and for gae without ``values``.
+    Raises ValueError for an unknown ``estimator``, gae without ``values`` and remax without
+    ``baselines``.
     """
     if estimator not in get_args(Estimator):
         raise ValueError(f"adv_estimator {estimator!r} is none of {', '.join(get_args(Estimator))}")
@@ -202,9 +209,19 @@ def compute_advantages(
         if values is None:
             raise ValueError("gae needs values, which a critic gives")
         return gae(rewards, values, mask, sequence, sequences, gamma=gamma, lam=lam)
+    if estimator == "remax":
+        if baselines is None:
+            raise ValueError("remax needs baselines, the rewards of greedy responses")
+        return remax(rewards, baselines, mask, sequence, sequences)
     totals = sequence_rewards(scores, mask, sequence, kl, kl_coef)
+    if estimator == "reinforce_plus_plus_baseline":
+        return reinforce_plus_plus_baseline(totals, groups, mask, sequence)
     if estimator == "grpo":
         per_sequence = grpo(totals, groups, norm_by_std=norm_adv_by_std_in_grpo)
+    elif estimator == "grpo_passk":
+        per_sequence = grpo_passk(totals, groups, norm_by_std=norm_adv_by_std_in_grpo)
+    elif estimator == "opo":
+        per_sequence = opo(totals, groups, segment_count(sequence[mask], sequences))
     else:
         per_sequence = rloo(totals, groups)
     flat = torch.where(mask, per_sequence[sequence], 0.0)

@@ -1,4 +1,6 @@
-"""Losses per token of the policy and of the critic; ``aggregate`` weighs them in a step's loss."""
+"""What the losses per token share, PPO's clip, and the losses of SFT and of the critic;
+``loss_modes`` has those of the policy, ``aggregate`` weighs them in a step's loss.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.algorithms.ragged import segment_count, segment_sum
-
 MAX_LOG_RATIO = 20.0
 """exp(20) is large yet far from overflow; only an update that went wrong has a larger ratio."""
 
-POLICY_SUMS = ("tokens", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "ratio")
-"""Names of :attr:`TokenLoss.sums` of :func:`policy_loss`."""
+POLICY_SUMS = (
+    "tokens",
+    "pg_clipfrac",
+    "pg_clipfrac_lower",
+    "ppo_kl",
+    "ratio",
+    "cov_selected",
+)
+"""Names of :attr:`TokenLoss.sums` of every policy loss."""
 
 
 @dataclass(frozen=True)
@@ -28,55 +35,57 @@ class TokenLoss:
     sums: dict[str, Tensor]
 
 
-def policy_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
+def clipped_loss(
+    log_ratio: Tensor,
     advantages: Tensor,
     *,
-    clip_ratio_low: float = 0.2,
-    clip_ratio_high: float = 0.2,
-    clip_ratio_c: float = 3.0,
-    sequence_level: bool = False,
-    sequence: Tensor | None = None,
+    low: float,
+    high: float,
+    dual: float | None = None,
 ) -> TokenLoss:
-    """PPO's clipped loss (arXiv 1707.06347, equation 7) with separate bounds and the dual clip
-    (arXiv 1912.09729): float32 [targets].
+    """PPO's clipped loss (arXiv 1707.06347, equation 7) with separate bounds and, with ``dual``,
+    the dual clip (arXiv 1912.09729, equation 5): float32 [targets].
 
-    ``log_probs``, ``old_log_probs``, ``advantages`` [targets] of trained tokens. With r = exp(new -
-    old), the log-ratio clamped to +-20: max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0
-    at most -A c.
-
-    ``sequence_level`` is GSPO (arXiv 2507.18071, equations 7 and 14): r becomes the geometric mean
-    of the ratios of the token's sequence, with the gradient of each token's own log-prob. It needs
-    ``sequence`` int64 [targets], any labels that rise or repeat, and whole sequences. Its paper
-    weighs tokens by ``seq-mean-token-mean``.
-
-    Sums: ``pg_clipfrac`` (the upper clip is active), ``pg_clipfrac_lower`` (the dual clip is),
-    ``ppo_kl`` (old - new log-probs), ``ratio``, ``tokens``.
+    With r = exp(``log_ratio``), ``log_ratio`` and ``advantages`` [targets]: max(-A r, -A clip(r,
+    1 - low, 1 + high)), and where A < 0 at most -A dual.
     """
-    log_probs = log_probs.float()
     advantages = advantages.float()
-    log_ratio = (log_probs - old_log_probs.float()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    kl_sum = -log_ratio.detach().double().sum()
-    if sequence_level:
-        if sequence is None:
-            raise ValueError("a sequence-level ratio needs the sequence of each target")
-        log_ratio = log_probs - log_probs.detach() + _sequence_mean(log_ratio.detach(), sequence)
     ratio = log_ratio.exp()
     plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
-    pessimistic = torch.maximum(plain, clipped)
-    bound = -advantages * clip_ratio_c
-    negative = advantages < 0
-    losses = torch.where(negative, torch.minimum(pessimistic, bound), pessimistic)
-    sums = {
-        "tokens": kl_sum.new_tensor(log_probs.numel()),
-        "pg_clipfrac": (clipped > plain).sum().double(),
-        "pg_clipfrac_lower": (negative & (pessimistic > bound)).sum().double(),
-        "ppo_kl": kl_sum,
-        "ratio": ratio.detach().double().sum(),
-    }
+    held = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+    losses = torch.maximum(plain, held)
+    bounded = torch.zeros_like(losses, dtype=torch.bool)
+    if dual is not None:
+        bound = -advantages * dual
+        bounded = (advantages < 0) & (losses > bound)
+        losses = torch.where(advantages < 0, torch.minimum(losses, bound), losses)
+    sums = policy_sums(log_ratio, ratio.detach(), clipped=held > plain, bounded=bounded)
     return TokenLoss(losses, sums)
+
+
+def policy_sums(
+    log_ratio: Tensor,
+    ratio: Tensor,
+    *,
+    clipped: Tensor | None = None,
+    bounded: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The sums of a policy loss, with the names of ``POLICY_SUMS``, from values [targets].
+
+    ``pg_clipfrac``: tokens ``clipped``, ``pg_clipfrac_lower``: those ``bounded`` by the dual clip;
+    0 where a loss has no such thing. ``ppo_kl``: old - new log-probs. ``cov_selected``: a loss that
+    selects tokens by their covariance puts their number here.
+    """
+    kl = -log_ratio.detach().double().sum()
+    nothing = kl.new_zeros(())
+    return {
+        "tokens": kl.new_tensor(log_ratio.numel()),
+        "pg_clipfrac": nothing if clipped is None else clipped.sum().double(),
+        "pg_clipfrac_lower": nothing if bounded is None else bounded.sum().double(),
+        "ppo_kl": kl,
+        "ratio": ratio.detach().double().sum(),
+        "cov_selected": nothing,
+    }
 
 
 def sft_loss(log_probs: Tensor) -> TokenLoss:
@@ -129,10 +138,3 @@ def add_terms(
     if kl is not None and kl_loss_coef:
         losses = losses + kl_loss_coef * kl.float()
     return losses
-
-
-def _sequence_mean(values: Tensor, sequence: Tensor) -> Tensor:
-    """Mean over the targets of each sequence, at every target: [targets]."""
-    labels, index = torch.unique(sequence, return_inverse=True)
-    n = labels.numel()
-    return (segment_sum(values, index, n) / segment_count(index, n).clamp(min=1))[index]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from trainer.algorithms import BY_COVARIANCE
 from trainer.data import Batch
 from trainer.experience.early_reference import EarlyReference, runs_early
 from trainer.models.lora import adapters_off
@@ -25,9 +26,10 @@ def attach_old_log_probs(ctx: RunContext, batch: Batch) -> None:
     algorithm = ctx.config.algorithm
     prompts = ctx.config.data.train_batch_size
     several_optimizer_steps = actor.ppo_epochs * prompts > actor.ppo_mini_batch_size
+    by_covariance = actor.policy_loss.loss_mode in BY_COVARIANCE
     if algorithm.max_staleness:
         batch.columns["old_log_probs"] = batch.columns["rollout_log_probs"]
-    elif several_optimizer_steps or algorithm.use_kl_in_reward:
+    elif several_optimizer_steps or algorithm.use_kl_in_reward or by_covariance:
         with ctx.timers("old_log_prob"):
             batch.columns["old_log_probs"] = _log_probs(
                 ctx, ctx.engine.module, batch, ctx.log_prob_pass

@@ -48,15 +48,18 @@ def mini_batches(ctx: RunContext, batch: Batch, step: int) -> Iterator[Batch]:
     ``ppo_epochs`` times.
 
     Prompts come in the order of the batch, or with ``actor.shuffle`` in one drawn from (seed, step,
-    epoch).
+    epoch), as are the numbers by which clip_cov chooses tokens.
     """
     actor = ctx.config.actor_rollout_ref.actor
     groups = torch.unique(batch.rows["groups"])
     for epoch in range(actor.ppo_epochs):
         order = torch.arange(len(groups))
+        seed = (ctx.config.trainer.seed * 1_000_003 + step) * 1_009 + epoch
+        generator = torch.Generator().manual_seed(seed)
         if actor.shuffle:
-            seed = (ctx.config.trainer.seed * 1_000_003 + step) * 1_009 + epoch
-            order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))
+            order = torch.randperm(len(groups), generator=generator)
+        if actor.policy_loss.loss_mode == "clip_cov":
+            batch.columns["draws"] = torch.rand(batch.num_tokens, generator=generator)
         for selected in torch.split(groups[order], actor.ppo_mini_batch_size):
             yield batch.select(torch.isin(batch.rows["groups"], selected).nonzero().squeeze(-1))
 

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms import (
+    BY_COVARIANCE,
+    POLICY_LOSSES,
     POLICY_SUMS,
     LossAggMode,
+    PolicyLossSettings,
+    PolicyTokens,
     add_terms,
     aggregate,
     kl_estimate,
-    policy_loss,
+    select_by_covariance,
     sequence_index,
     sft_loss,
     token_weights,
@@ -103,8 +107,8 @@ class SftObjective:
 
 
 class PolicyObjective:
-    """PPO's clipped loss (Schulman et al., arXiv 1707.06347, eq. 7, with dual clip), an entropy
-    bonus and the KL to the reference when the settings ask for them.
+    """The policy loss of ``policy_loss.loss_mode``, an entropy bonus and the KL to the reference
+    when the settings ask for them.
     """
 
     needs_entropy = True
@@ -123,10 +127,24 @@ class PolicyObjective:
         self._actor = actor
         self._aggregation = aggregation
         self._rollout_log_probs = rollout_log_probs
+        self._mode = actor.policy_loss.loss_mode
+        self._policy_loss = POLICY_LOSSES[self._mode]
+        self._settings = policy_loss_settings(actor)
 
     def attach_weights(self, batch: Batch) -> None:
-        """Attach the column ``weights`` ``[tokens]``."""
+        """Attach the column ``weights`` ``[tokens]``, and ``selected`` where the loss treats tokens
+        of the step apart.
+        """
         self._aggregation.attach_weights(batch)
+        if self._mode in BY_COVARIANCE:
+            batch.columns["selected"] = select_by_covariance(
+                self._mode,
+                self._settings,
+                old_log_probs=batch.columns["old_log_probs"],
+                advantages=batch.columns["advantages"],
+                mask=batch.columns["loss_mask"],
+                draws=batch.columns.get("draws"),
+            )
 
     def __call__(
         self, micro: Batch, packed: Packed, stats: TokenStats
@@ -134,19 +152,7 @@ class PolicyObjective:
         """The loss of a micro-batch (scalar), and the sums named by ``sum_names``."""
         actor = self._actor
         log_probs = stats.log_probs
-        if "old_log_probs" in micro.columns:
-            old_log_probs = _at_targets(micro, "old_log_probs", packed, stats)
-        else:
-            # One optimizer step per rollout: the sampling policy is the one updated, the ratio 1.
-            old_log_probs = log_probs.detach()
-        policy = policy_loss(
-            log_probs,
-            old_log_probs,
-            _at_targets(micro, "advantages", packed, stats),
-            clip_ratio_low=actor.clip_ratio_low,
-            clip_ratio_high=actor.clip_ratio_high,
-            clip_ratio_c=actor.clip_ratio_c,
-        )
+        policy = self._policy_loss(policy_tokens(micro, packed, stats), self._settings)
         kl = None
         if actor.use_kl_loss:
             reference = _at_targets(micro, "ref_log_probs", packed, stats)
@@ -178,6 +184,8 @@ class PolicyObjective:
             "actor/ppo_kl": sums["ppo_kl"] / tokens,
             "actor/entropy": sums["entropy"] / tokens,
         }
+        if self._mode in BY_COVARIANCE:
+            logged["actor/cov_selected"] = sums["cov_selected"] / tokens
         if self._rollout_log_probs:
             logged["training/rollout_probs_diff_mean"] = sums["rollout_diff"] / tokens
         if self._actor.use_kl_loss:
@@ -199,6 +207,41 @@ def make_objective(config: Config) -> PolicyObjective | SftObjective:
         aggregation,
         temperature=rollout.temperature,
         rollout_log_probs=rollout.calculate_log_probs,
+    )
+
+
+def policy_loss_settings(actor: Actor) -> PolicyLossSettings:
+    """What the policy losses read of ``actor``."""
+    loss = actor.policy_loss
+    return PolicyLossSettings(
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        clip_cov_ratio=loss.clip_cov_ratio,
+        clip_cov_lb=loss.clip_cov_lb,
+        clip_cov_ub=loss.clip_cov_ub,
+        kl_cov_ratio=loss.kl_cov_ratio,
+        ppo_kl_coef=loss.ppo_kl_coef,
+    )
+
+
+def policy_tokens(micro: Batch, packed: Packed, stats: TokenStats) -> PolicyTokens:
+    """The trained tokens of a micro-batch as the policy losses take them."""
+    if "old_log_probs" in micro.columns:
+        old_log_probs = _at_targets(micro, "old_log_probs", packed, stats)
+    else:
+        # One optimizer step per rollout: the sampling policy is the one updated, the ratio 1.
+        old_log_probs = stats.log_probs.detach()
+    selected = None
+    if "selected" in micro.columns:
+        selected = _at_targets(micro, "selected", packed, stats)
+    sequence = sequence_index(micro.cu_seqlens)[packed.targets]
+    return PolicyTokens(
+        log_probs=stats.log_probs,
+        old_log_probs=old_log_probs,
+        advantages=_at_targets(micro, "advantages", packed, stats),
+        sequence=sequence.to(stats.log_probs.device, non_blocking=True),
+        selected=selected,
     )
 
 

@@ -32,6 +32,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *budget_checks(config),
         *violations(Sizes.from_config(config)),
         *_engine(config),
+        *_policy_loss(config),
         *_reference(config),
         *_machines(config),
         *_resuming(config),
@@ -195,6 +196,21 @@ def _engine(config: Config) -> Iterator[str]:
     boundaries = actor.bucket_boundaries
     if any(upper <= lower for lower, upper in pairwise(boundaries)):
         yield f"{_ACTOR}.bucket_boundaries={boundaries} must rise; set {sorted(set(boundaries))}"
+
+
+def _policy_loss(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    loss = actor.policy_loss
+    if loss.loss_mode in ("gspo", "geo_mean") and actor.loss_agg_mode != "seq-mean-token-mean":
+        yield (
+            f"{_ACTOR}.loss_agg_mode={actor.loss_agg_mode}: the loss {loss.loss_mode} is a mean "
+            f"over responses; set {_ACTOR}.loss_agg_mode=seq-mean-token-mean"
+        )
+    if loss.loss_mode == "clip_cov" and loss.clip_cov_lb >= loss.clip_cov_ub:
+        yield (
+            f"{_ACTOR}.policy_loss.clip_cov_lb={loss.clip_cov_lb} is not below "
+            f"clip_cov_ub={loss.clip_cov_ub}: set clip_cov_lb=1.0 clip_cov_ub=5.0"
+        )
 
 
 def _reference(config: Config) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trainer.config.schema.base import (
     LARGEST,
@@ -47,6 +47,24 @@ NO_BUCKETING = NoEffect(
     "keeps no buckets apart: set it to true",
 )
 REF_BY_TOKENS = replace(BY_TOKENS, switch="actor_rollout_ref.ref.log_prob_use_dynamic_bsz")
+LossMode = Literal["vanilla", "gspo", "cispo", "gpg", "clip_cov", "kl_cov", "geo_mean"]
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+NO_RATIO_CLIP = NoEffect(_LOSS_MODE, ("gpg", "kl_cov"), "clips no ratio: set it to vanilla")
+NO_DUAL_CLIP = NoEffect(
+    _LOSS_MODE,
+    tuple(name for name in get_args(LossMode) if name != "vanilla"),
+    "has no dual clip: set it to vanilla",
+)
+NO_CLIP_COV = NoEffect(
+    _LOSS_MODE,
+    tuple(name for name in get_args(LossMode) if name != "clip_cov"),
+    "selects no tokens by these: set it to clip_cov",
+)
+NO_KL_COV = NoEffect(
+    _LOSS_MODE,
+    tuple(name for name in get_args(LossMode) if name != "kl_cov"),
+    "selects no tokens by these: set it to kl_cov",
+)
 NO_KL_LOSS = NoEffect(
     "actor_rollout_ref.actor.use_kl_loss", (False,), "adds no KL to the loss: set it to true"
 )
@@ -120,6 +138,34 @@ class ActorCheckpoint(Section):
     """What a checkpoint holds. ``extra``: schedule, random states, loader position."""
 
 
+def _loss_mode(value: object) -> object:
+    """verl also writes ``clip-cov`` and ``kl-cov``."""
+    return value.replace("-", "_") if isinstance(value, str) else value
+
+
+class PolicyLoss(Section):
+    """``actor_rollout_ref.actor.policy_loss``: what an optimizer step minimises."""
+
+    loss_mode: Annotated[LossMode, BeforeValidator(_loss_mode), RL_ONLY]
+    """vanilla: PPO's clipped ratio. gspo (arXiv 2507.18071), cispo (2506.13585), gpg (2504.02546),
+    clip_cov and kl_cov (2505.22617), geo_mean (GMPO, 2507.20673).
+    """
+    clip_cov_ratio: Annotated[Share, NO_CLIP_COV]
+    """clip_cov: share of a mini-batch's tokens that are left out, drawn from those between the
+    bounds.
+    """
+    clip_cov_lb: Annotated[float, Field(ge=-LARGEST, le=LARGEST), NO_CLIP_COV]
+    """clip_cov: covariance of log-prob and advantage above which a token may be left out."""
+    clip_cov_ub: Annotated[float, Field(ge=-LARGEST, le=LARGEST), NO_CLIP_COV]
+    """clip_cov: covariance below which a token may be left out."""
+    kl_cov_ratio: Annotated[Share, NO_KL_COV]
+    """kl_cov: share of a mini-batch's tokens, those of the largest covariance, that are held to the
+    policy that drew them.
+    """
+    ppo_kl_coef: Annotated[NonNegative, NO_KL_COV]
+    """kl_cov: weight with which they are held."""
+
+
 class Actor(Section):
     """``actor_rollout_ref.actor``."""
 
@@ -157,13 +203,16 @@ class Actor(Section):
     """Passes over each batch."""
     shuffle: bool
     """Shuffle the batch before it is cut into mini-batches."""
-    clip_ratio: NonNegative
+    policy_loss: PolicyLoss
+    clip_ratio: Annotated[NonNegative, NO_RATIO_CLIP]
     """PPO's clip range epsilon (arXiv 1707.06347, equation 7)."""
-    clip_ratio_low: NonNegative
-    """Lower clip range: the ratio stays above 1 - this."""
-    clip_ratio_high: NonNegative
-    """Upper clip range: the ratio stays below 1 + this (DAPO's clip-higher, arXiv 2503.14476)."""
-    clip_ratio_c: Annotated[float, Field(gt=1, le=LARGEST)]
+    clip_ratio_low: Annotated[NonNegative, NO_RATIO_CLIP]
+    """Lower clip range: the ratio stays above 1 - this (geo_mean: e to the power of minus this)."""
+    clip_ratio_high: Annotated[NonNegative, NO_RATIO_CLIP]
+    """Upper clip range: the ratio stays below 1 + this (DAPO's clip-higher, arXiv 2503.14476;
+    geo_mean: e to the power of this).
+    """
+    clip_ratio_c: Annotated[float, Field(gt=1, le=LARGEST), NO_DUAL_CLIP]
     """Dual clip: bound on the ratio where the advantage is negative (arXiv 1912.09729)."""
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"

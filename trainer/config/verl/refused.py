@@ -33,8 +33,8 @@ REFUSED: dict[str, str] = {
     f"{_ACTOR}.model_engine": f"{_DEEPSPEED}; leave the key out",
     f"{_ACTOR}.optim.min_lr": f"set {_ACTOR}.optim.min_lr_ratio, a share of lr",
     f"{_ACTOR}.optim.lr_warmup_init": "the warm-up begins at 0",
-    f"{_ACTOR}.policy_loss": "the policy loss is PPO's clipped ratio; other losses are not built "
-    "yet",
+    f"{_ACTOR}.policy_loss": "it belongs to a policy loss that is not built; see "
+    f"{_ACTOR}.policy_loss.loss_mode",
     f"{_ACTOR}.calculate_sum_pi_squared": "the optimal baseline is not built",
     f"{_ACTOR}.pad_to_length": "there is no padding; leave the key out",
     f"{_ACTOR}.loss_scale_factor": "set loss_agg_mode=seq-mean-token-sum-norm, which divides by "
@@ -169,6 +169,9 @@ def _refused_values() -> dict[tuple[str, str], str]:
     for name in _ESTIMATORS:
         reason = "set algorithm.adv_estimator=grpo, rloo or reinforce_plus_plus"
         reasons["algorithm.adv_estimator", name] = reason
+    for name in ("sapo", "dppo_tv", "dppo_kl", "bypass_mode"):
+        reason = "set it to vanilla, gspo, cispo, gpg, clip_cov, kl_cov or geo_mean"
+        reasons[f"{_ACTOR}.policy_loss.loss_mode", name] = reason
     for name in ("tensorboard", "mlflow", "swanlab", "trackio", "clearml", "vemlp_wandb"):
         reasons["trainer.logger", name] = "loggers are console and wandb"
     return reasons
