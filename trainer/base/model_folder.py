@@ -51,35 +51,39 @@ def require_no_lfs_pointer(path: Path, key: str) -> None:
         )
 
 
-def require_model(folder: Path) -> None:
+def require_model(folder: Path, key: str = KEY) -> None:
     """Raise UserError when ``folder`` holds no model that can be trained: no config, adapters
     alone, weights of another format, quantised ones, pointers of Git LFS, or damaged files.
+
+    ``key``: the setting that names it.
     """
     for file in sorted(path for path in folder.iterdir() if path.suffix in READ):
-        require_no_lfs_pointer(file, KEY)
+        require_no_lfs_pointer(file, key)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{KEY}: {_without_config(folder)}")
-    require_unquantised(parse_object(read_bytes(folder / "config.json") or b"") or {}, str(folder))
-    require_whole_files(folder, KEY)
+        raise UserError(f"{key}: {_without_config(folder)}")
+    require_unquantised(
+        parse_object(read_bytes(folder / "config.json") or b"") or {}, str(folder), key
+    )
+    require_whole_files(folder, key)
     if any(folder.glob("*.safetensors")):
         return
     for pattern, advice in OTHER_WEIGHTS.items():
         if any(folder.glob(pattern)):
-            raise UserError(f"{KEY}: {folder} has no weights (*.safetensors), but {advice}")
+            raise UserError(f"{key}: {folder} has no weights (*.safetensors), but {advice}")
     raise UserError(
-        f"{KEY}: {folder} has no weights (*.safetensors); it holds {_names(folder)}. Copy the "
+        f"{key}: {folder} has no weights (*.safetensors); it holds {_names(folder)}. Copy the "
         "weights there"
     )
 
 
-def require_unquantised(config: Mapping[str, Any], path: str) -> None:
+def require_unquantised(config: Mapping[str, Any], path: str, key: str = KEY) -> None:
     """Raise UserError when a model's ``config.json`` says that its weights are quantised."""
     quantised = config.get("quantization_config")
     if not quantised:
         return
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
     raise UserError(
-        f"{KEY}: the weights of {path} are quantised ({method or 'quantization_config'} in its "
+        f"{key}: the weights of {path} are quantised ({method or 'quantization_config'} in its "
         "config.json), and training needs them whole: give the model that they were made from, "
         "usually the same name without -GPTQ, -AWQ, -FP8 or the like"
     )

@@ -49,3 +49,17 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def no_load_reports() -> Iterator[None]:
+    """Switch off transformers' progress bars and its tables of missing weights, which the caller
+    judges itself.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with no_progress_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from trainer.base.model_shape import ModelShape
 from trainer.models import attention, lora, smollm2, tiny
 from trainer.models.cache import cache_root, cached
 from trainer.models.head import make_token_head
-from trainer.models.huggingface import no_progress_bars
+from trainer.models.huggingface import no_load_reports, no_progress_bars
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """``model_type`` of the supported families: Llama 2/3 (and SmolLM2), Qwen2 and 2.5, Qwen3."""
@@ -83,9 +84,9 @@ def load_model(
     """
     attention.register()
     source = resolve(path, cache_dir)
-    config = _config(source, path)
+    config = model_config(source, path)
     tokenizer = load_tokenizer(source, path)
-    _require_fitting_tokenizer(tokenizer, config.vocab_size, path)
+    require_fitting_tokenizer(tokenizer, config.vocab_size, path)
     _require_generation_config(source, path)
     model = _weights(source, path, config, dtype)
     prepare_model(model)
@@ -129,8 +130,9 @@ def make_builtin(path: str | None) -> None:
         resolve(path)
 
 
-def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
-    """The folder (or hub id) of ``path``; makes a built-in model on its first use.
+def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None, *, key: str = KEY) -> str:
+    """The folder (or hub id) of ``path``; makes a built-in model on its first use. ``key``: the
+    setting that holds it.
 
     Raises UserError for a path that is no model folder, hub id or built-in model.
     """
@@ -145,26 +147,26 @@ def resolve(path: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
                 return str(cached(root, name, smollm2.RECIPE, smollm2.build))
         known = " and ".join(f"builtin:{n}" for n in BUILTIN)
         raise UserError(
-            f"{KEY}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}"
+            f"{key}: no built-in model {path!r}{nearest(name, BUILTIN)}. There are {known}"
         )
     folder = expanded(path)
     if folder.is_dir():
-        require_model(folder)
+        require_model(folder, key)
         return str(folder)
     if folder.exists():
         raise UserError(
-            f"{KEY}: {path} is a file; give the folder that holds config.json and the weights"
+            f"{key}: {path} is a file; give the folder that holds config.json and the weights"
         )
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise UserError(
-            f"{KEY}: there is no folder {path}. Give a Hugging Face folder, a hub id such as "
+            f"{key}: there is no folder {path}. Give a Hugging Face folder, a hub id such as "
             "Qwen/Qwen2.5-0.5B-Instruct, or builtin:tiny"
         )
     return path
 
 
-def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a resolved ``source``; ``path`` is what the user typed.
+def load_tokenizer(source: str, path: str, *, key: str = KEY) -> PreTrainedTokenizerBase:
+    """The tokenizer of a resolved ``source``; ``path`` is what the user typed at ``key``.
 
     A missing pad token becomes the end token. Raises UserError for a tokenizer that can't be loaded
     or has no end token.
@@ -174,14 +176,14 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
             source, trust_remote_code=False
         )
     except Exception as e:  # its files may hold anything, and the library raises what follows
-        _refuse_remote_code(e, path)
+        _refuse_remote_code(e, path, key)
         raise UserError(
-            f"{KEY}: {path} has no usable tokenizer ({typed_line(e)}): "
+            f"{key}: {path} has no usable tokenizer ({typed_line(e)}): "
             f"{tokenizer_advice(Path(source))}"
         ) from e
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"{KEY}: the tokenizer of {path} has no end token (eos_token), so generation would "
+            f"{key}: the tokenizer of {path} has no end token (eos_token), so generation would "
             "never stop: set it in its tokenizer_config.json, or copy that file anew"
         )
     if tokenizer.pad_token_id is None:
@@ -189,18 +191,19 @@ def load_tokenizer(source: str, path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _require_fitting_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: int, path: str
+def require_fitting_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, path: str, *, key: str = KEY
 ) -> None:
+    """Raise UserError when ``tokenizer`` has ids past the model's ``vocabulary``."""
     if len(tokenizer) > vocabulary:
         raise UserError(
-            f"{KEY}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's "
+            f"{key}: the tokenizer of {path} has {len(tokenizer)} tokens, more than the model's "
             f"vocabulary of {vocabulary}: give the tokenizer it was trained with, or resize "
             "its embeddings (model.resize_token_embeddings) and save it again"
         )
 
 
-def _refuse_remote_code(error: Exception, path: str) -> None:
+def _refuse_remote_code(error: Exception, path: str, key: str) -> None:
     """Raise UserError when ``error`` says that the model needs its own code.
 
     Without ``trust_remote_code=False`` transformers would ask on the terminal, and run the code of
@@ -208,33 +211,34 @@ def _refuse_remote_code(error: Exception, path: str) -> None:
     """
     if "trust_remote_code" in str(error):
         raise UserError(
-            f"{KEY}: {path} needs Python code that comes with it (auto_map), which is never run "
+            f"{key}: {path} needs Python code that comes with it (auto_map), which is never run "
             "(actor_rollout_ref.model.trust_remote_code=false): give a model of the families "
             f"{', '.join(FAMILIES)} with a tokenizer of transformers itself"
         ) from error
 
 
-def _config(source: str, path: str) -> Any:
+def model_config(source: str, path: str, *, key: str = KEY) -> Any:
+    """The config of a resolved ``source``. Raises UserError for a model that can't be trained."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as e:  # it may hold anything, and the library raises what follows
-        _refuse_remote_code(e, path)
+        _refuse_remote_code(e, path, key)
         raise UserError(
-            f"{KEY}: cannot read the model config of {path} (config.json): {typed_line(e)}"
+            f"{key}: cannot read the model config of {path} (config.json): {typed_line(e)}"
         ) from e
-    require_unquantised(config.to_dict(), path)
+    require_unquantised(config.to_dict(), path, key)
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"{KEY}: {path} is of the family {config.model_type!r}; supported are "
+            f"{key}: {path} is of the family {config.model_type!r}; supported are "
             f"{', '.join(FAMILIES)} (Llama, Qwen2, Qwen2.5, Qwen3)"
         )
     if "sliding_attention" in (getattr(config, "layer_types", None) or []):
         raise UserError(
-            f"{KEY}: {path} uses sliding-window attention, which packed batches don't support"
+            f"{key}: {path} uses sliding-window attention, which packed batches don't support"
         )
     if getattr(config, "attention_dropout", 0.0):
         raise UserError(
-            f"{KEY}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios "
+            f"{key}: {path} has attention_dropout; set it to 0 in its config.json: policy ratios "
             "need none"
         )
     return config
@@ -251,9 +255,27 @@ def _require_generation_config(source: str, path: str) -> None:
 
 
 def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Module:
+    return load_weights(AutoModelForCausalLM, source, path, config, dtype)[0]
+
+
+def load_weights(
+    auto_class: Any,
+    source: str,
+    path: str,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    key: str = KEY,
+    head: Collection[str] = (),
+) -> tuple[nn.Module, set[str]]:
+    """The model of ``auto_class``, and which parameters of its ``head`` the weights lack: these
+    hold random numbers.
+
+    Raises UserError for weights that can't be loaded, lack others, or have a head of another shape.
+    """
     try:
-        with no_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
+        with no_load_reports():
+            model, report = auto_class.from_pretrained(
                 source,
                 config=config,
                 dtype=dtype,
@@ -261,17 +283,23 @@ def _weights(source: str, path: str, config: Any, dtype: torch.dtype) -> nn.Modu
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=bool(head),
             )
     except (OSError, ValueError, SafetensorError, RuntimeError) as e:
-        _refuse_remote_code(e, path)
-        raise UserError(f"{KEY}: cannot load the weights of {path}: {first_line(e)}") from e
-    if report["missing_keys"]:
+        _refuse_remote_code(e, path, key)
+        raise UserError(f"{key}: cannot load the weights of {path}: {first_line(e)}") from e
+    for name, saved, wanted in report["mismatched_keys"]:
+        raise UserError(
+            f"{key}: {name} of {path} has the shape {list(saved)} where {list(wanted)} is needed: "
+            "give a model without a head, or with one of a single output (num_labels=1)"
+        )
+    absent = set(report["missing_keys"])
+    missing = sorted(absent - set(head))
+    if missing:
         # transformers would fill them with random numbers and go on.
-        missing = sorted(report["missing_keys"])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(
-            f"{KEY}: the weights of {path} lack {', '.join(missing[:3])}{more}; the copy is "
+            f"{key}: the weights of {path} lack {', '.join(missing[:3])}{more}; the copy is "
             "incomplete"
         )
-    loaded: nn.Module = model
-    return loaded
+    return model, absent

@@ -48,22 +48,39 @@ def token_stats(
             "token_stats needs a model from load_model: its output projection is not a TokenHead"
         )
     vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr,arg-type]
-    _check_ids(packed, vocabulary)
-    # Activations are recomputed in train() only, and generation may have left the model in eval().
-    if model.training != torch.is_grad_enabled():
-        model.train(torch.is_grad_enabled())
-    packed = packed.to(model.device)  # type: ignore[arg-type]
+    packed = on_device(model, packed)
     chunk = chunk_tokens or default_chunk(vocabulary, packed.sources.device.type)
     request = HeadRequest(packed.sources, packed.target_ids, temperature, entropy, chunk)
     with head.answering(request):
-        out: Tensor = (forward or model)(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            # The default cache leaks across documents in train().
-            use_cache=False,
-            **_attention(packed),
-        ).logits
+        out = run_packed(model, packed, forward)
     return TokenStats(out[:, 0], out[:, 1] if entropy else None)
+
+
+def on_device(model: nn.Module, packed: Packed) -> Packed:
+    """``packed`` on the device of ``model``. Raises UserError when a token id is past the
+    vocabulary.
+    """
+    _check_ids(packed, int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
+    return packed.to(model.device)  # type: ignore[arg-type]
+
+
+def run_packed(
+    model: nn.Module, packed: Packed, forward: Callable[..., Any] | None = None
+) -> Tensor:
+    """What the head of ``model`` gives for ``packed`` (from ``on_device``); ``forward`` is called
+    in place of ``model`` when an engine wraps it.
+    """
+    # Activations are recomputed in train() only, and generation may have left the model in eval().
+    if model.training != torch.is_grad_enabled():
+        model.train(torch.is_grad_enabled())
+    out: Tensor = (forward or model)(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        # The default cache leaks across documents in train().
+        use_cache=False,
+        **_attention(packed),
+    ).logits
+    return out
 
 
 def _attention(packed: Packed) -> dict[str, Any]:
