@@ -49,6 +49,10 @@ def act(action: str, folder: Path, info: rank_info.RankInfo) -> int:
     if action == "wrong":
         wait_for(folder, info)
         raise UserError("data.train_files=x: no such file")
+    if action == "wrong late":  # a slower rank, told to stop when another crashed of the same
+        while signals.requested() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise UserError("data.train_files=x: no such file")
     if action == "peer":  # the error of a rank whose peer has gone
         while not crashed(folder) and time.monotonic() < deadline:
             time.sleep(0.01)

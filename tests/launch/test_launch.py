@@ -128,8 +128,11 @@ def test_a_rank_without_a_record_of_its_end_has_not_finished(tmp_path: Path) -> 
     assert "Rank 1 failed first: its process exited with 0 before the run had finished." in out
 
 
-def test_every_rank_records_its_end(tmp_path: Path) -> None:
-    assert finish(start(tmp_path, 3, "0=peer,1=crash,2=wrong"))[0] == 2
+@pytest.mark.parametrize("wrong", ["wrong", "wrong late"])
+def test_every_rank_records_its_end_and_wrong_input_is_the_cause(
+    tmp_path: Path, wrong: str
+) -> None:
+    assert finish(start(tmp_path, 3, f"0=peer,1=crash,2={wrong}"))[0] == 2
     folder = tmp_path / "logs/attempt_1"
     records = read_records(folder)
     ends = [record.end for record in records.values() if record.end is not None]

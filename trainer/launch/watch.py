@@ -169,9 +169,10 @@ class Watcher:
 def result_of(processes: Sequence[RankProcess], watcher: Watcher) -> RunResult:
     """The result of a run whose ranks have ended.
 
-    Ranks that failed only because they were told to stop, or because a peer had gone, are not the
-    cause. Wrong input (exit code 2) is the cause of whatever else happened; otherwise the earliest
-    error is, and that of a lost peer only where there is no other.
+    Wrong input (exit code 2) is the cause of whatever else happened, also where a slower rank saw
+    it after another had crashed of it. Otherwise ranks that failed only because they were told to
+    stop, or because a peer had gone, are not the cause, and the earliest error is; that of a lost
+    peer only where there is no other.
     """
     if watcher.interrupted:
         return RunResult(128 + signal.SIGINT, None, "interrupted twice")
@@ -180,11 +181,11 @@ def result_of(processes: Sequence[RankProcess], watcher: Watcher) -> RunResult:
         requeue = any(process.code == EXIT_REQUEUE for process in processes)
         return RunResult(EXIT_REQUEUE if requeue else EXIT_OK, None, "finished")
     stopped_at = watcher.stopped_at
+    wrong_input = [p for p in failed if p.final_code() == EXIT_USER]
     unprompted = [p for p in failed if stopped_at is None or p.error_time() <= stopped_at]
     first = min(
-        unprompted or failed,
+        wrong_input or unprompted or failed,
         key=lambda process: (
-            process.final_code() != EXIT_USER,
             process.end is not None and process.end.kind == LOST_PEER,
             process.error_time(),
         ),
