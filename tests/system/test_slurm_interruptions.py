@@ -221,9 +221,19 @@ def _lose_the_node(entry: Entry, lab: Path) -> None:
     node = _node_of(entry)
     kill_daemon(lab, node)
     kill_job_processes(entry)
+    number = len(attempts(Path(entry.run))) + 1
     declare_down(node)
+    _wait_for_attempt(entry, number + 1)
     # The tests that follow need a node of that name.
     start_daemon(lab, node)
+
+
+def _wait_for_attempt(entry: Entry, number: int) -> None:
+    """A lost node comes back when the job runs elsewhere: Slurm 22.05 may revoke the credential
+    of a job that it requeued, and starts in the second in which a node of it comes back.
+    """
+    begin = log_folder(Path(entry.run), number) / "begin.json"
+    wait(begin.exists, f"attempt {number} of {entry.name}", entry)
 
 
 def kill_daemon(lab: Path, node: str) -> None:
@@ -333,6 +343,7 @@ def _lose_one_of_two_nodes(scenarios: Scenarios) -> Entry:
     wait(lambda: causes(entry), f"the end without {second}", entry)
     # What Slurm does by itself after five minutes; until then the job is COMPLETING.
     declare_down(second)
+    _wait_for_attempt(entry, 2)
     start_daemon(scenarios.lab, second)
     (Path(entry.run) / "go").touch()
     assert first in ALL_NODES
