@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 RUNS ?= runs/demo
 SEED ?= 1
 
-.PHONY: train test test-fast coverage crash exhaustive lint bench setup vllm system cluster cluster-down image clean help
+.PHONY: train test test-fast coverage crash exhaustive lint bench setup loggers vllm system cluster cluster-down image clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -1; grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,13 @@ setup: .venv/.ready ## virtual environment with the locked set
 	.venv/bin/python -m pip install -qq --no-deps -r requirements/cpu.txt
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	.venv/bin/python -c 'from trainer.batching import warm_up; warm_up(256)' # the planner's loops compile now, not in a run
+	touch $@
+
+# TensorBoard, MLflow's client, SwanLab and Trackio: only their tests need them all.
+loggers: .venv/.loggers ## the packages of all loggers, in a folder of their own
+
+.venv/.loggers: .venv/.ready requirements/loggers.txt
+	.venv/bin/python -m pip install -qq --no-deps --upgrade --target .venv/loggers -r requirements/loggers.txt
 	touch $@
 
 # vLLM is 2.5 GB: only the tests and runs with rollout.name=vllm or vllm_server need it.
@@ -37,19 +44,19 @@ system: setup ## Slurm and Apptainer for the system tests (root on Debian; other
 	@slurm/dev/install.sh --if-possible
 	@containers/install-apptainer.sh --if-possible
 
-test: setup vllm system ## everything: unit tests first, then the real Slurm, Apptainer and crash tests
+test: setup loggers vllm system ## everything: unit tests first, then the real Slurm, Apptainer and crash tests
 	tests/run.sh
 
-test-fast: setup ## unit tests only
+test-fast: setup loggers ## unit tests only
 	python -m pytest -q -n 2 --dist worksteal --ignore tests/system
 
-coverage: setup ## branch coverage of the unit tests, in htmlcov/; no threshold
+coverage: setup loggers ## branch coverage of the unit tests, in htmlcov/; no threshold
 	python -m pytest -q -n 2 --dist worksteal --ignore tests/system --ignore tests/e2e --cov --cov-report=term:skip-covered --cov-report=html
 
 crash: setup ## 1,000 kills at random instants instead of 200
 	PLIMSOLL_KILLS=1000 python -m pytest -q tests/system/test_crash*.py
 
-exhaustive: setup vllm system crash ## the long forms of the tests, and the 1,000 kills: hours
+exhaustive: setup loggers vllm system crash ## the long forms of the tests, and the 1,000 kills: hours
 	python -m pytest -q -m exhaustive
 
 lint: setup ## ruff and mypy --strict

@@ -1,4 +1,4 @@
-"""Runs to the W&B server, from their own records."""
+"""Runs to the W&B server and to their other loggers, from their own records."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.metrics_file import METRICS_FILE
-from trainer.base.run_folder import WANDB_IDENTITY, upload_command
+from trainer.base.run_folder import WANDB_IDENTITY, loggers_of, send_command, upload_command
 
 TIMEOUT_S = 600
 
 
 def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
-    """Send what the server lacks of every run's ``metrics.jsonl``. 1 when one failed.
+    """Send what W&B's server and the other loggers lack of every run's ``metrics.jsonl``. 1 when
+    one failed.
 
     What is sent follows from the record, not from W&B's folders of the attempts: those hold the
     steps that were taken again twice, and lack what W&B had not written when an attempt was killed.
-    Raises UserError when no run has anything for W&B.
+    Raises UserError when no run has anything to send.
     """
     failed = 0
-    sendable = [run for run in runs if _has_rows(run)]
-    if not sendable:
+    commands = [(run, command) for run in runs for command in _commands_of(run)]
+    if not commands:
         raise UserError(
-            "these runs have nothing for W&B: no step is done, or trainer.logger has no wandb."
+            "these runs have nothing to send: no step is done, or trainer.logger has neither "
+            "wandb nor another logger."
         )
-    for run in sendable:
-        command = upload_command(run, sys.executable)
+    for run, command in commands:
         sys.stdout.write(shlex.join(command) + "\n")
         sys.stdout.flush()
         if dry_run:
@@ -44,5 +45,10 @@ def sync_runs(runs: Sequence[Path], *, dry_run: bool) -> int:
     return 1 if failed else 0
 
 
-def _has_rows(run: Path) -> bool:
-    return (run / WANDB_IDENTITY).is_file() and (run / METRICS_FILE).is_file()
+def _commands_of(run: Path) -> list[list[str]]:
+    if not (run / METRICS_FILE).is_file():
+        return []
+    commands = [send_command(run, name, sys.executable) for name in loggers_of(run)]
+    if (run / WANDB_IDENTITY).is_file():
+        commands.insert(0, upload_command(run, sys.executable))
+    return commands

@@ -29,7 +29,7 @@ from jobs.view.select import select
 from jobs.view.table import table_of
 from tests.jobs.conftest import calls, point
 from trainer.base.errors import UserError
-from trainer.base.run_folder import upload_command
+from trainer.base.run_folder import send_command, upload_command
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape(nodes=1, ranks_per_node=1, gpus_per_node=1, cluster=Cluster(), container=Container())
@@ -111,7 +111,7 @@ def test_selection(words: list[str], ledger_file: Path, capsys: pytest.CaptureFi
         (["resubmit"], "needs to know what"),
         (["resubmit", "s/1"], "no batch script"),
         (["compare", "s/0", "--metric", "critic/scores/mean"], "did you mean 'critic/score/mean'"),
-        (["sync", "s/0"], "these runs have nothing for W&B"),
+        (["sync", "s/0"], "these runs have nothing to send"),
         (["status", "--state", "runing"], "no state; did you mean 'running'? there are pending, "),
         (["--ledger", "{tmp}", "status"], "can't be read (Is a directory)"),
         (["--ledger", "/nowhere", "status"], "the ledger /nowhere isn't there (looked from "),
@@ -306,11 +306,11 @@ def test_logs_follow_goes_on_to_the_next_attempt(
     assert capsys.readouterr().out.endswith("three\n")
 
 
-def test_sync_sends_the_records_of_runs_with_wandb(
+def test_sync_sends_the_records_of_runs_with_loggers(
     ledger_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sync", "--dry-run"]) == 2
-    assert "these runs have nothing for W&B" in capsys.readouterr().err
+    assert "these runs have nothing to send" in capsys.readouterr().err
     for number in (0, 2):
         run = ledger_file.parent / f"run{number}"
         (run / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -323,6 +323,12 @@ def test_sync_sends_the_records_of_runs_with_wandb(
     # Neither folder has a config.yaml: both are tried, and named.
     assert main(["sync"]) == 1
     assert capsys.readouterr().err.count("sync failed with exit code 2 on ") == 2
+    journal = ledger_file.parent / "run2/loggers/mlflow.jsonl"
+    journal.parent.mkdir()
+    journal.write_text("")
+    assert main(["sync", "--dry-run"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert shlex.split(last)[1:] == send_command(ledger_file.parent / "run2", "mlflow")[1:]
 
 
 def test_a_torn_ledger_line_hides_nothing_else(ledger_file: Path) -> None:

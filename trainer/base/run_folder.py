@@ -83,6 +83,8 @@ RECORD_FIELDS: Mapping[str, Fields] = {
 """What the fields of a record have to hold, by the name of its file."""
 DISPLAY_NAME = "display_name"
 """Field of ``job.json``: what trackers call the run of a sweep."""
+LOGGERS_FOLDER = "loggers"
+"""What the other loggers have of a run, and what their packages say."""
 WANDB_IDENTITY = "wandb.json"
 """The W&B run that a run's metrics go to; a run that doesn't log to W&B has no such file."""
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
@@ -143,3 +145,13 @@ def log_tail(log: Path, lines: int = 40) -> str:
 def upload_command(run: Path, python: str = "python") -> list[str]:
     """The command that sends to W&B what its server lacks of a run, be it in a ledger or not."""
     return [python, "-m", "trainer.tracking.rebuild", str(run), "--online"]
+
+
+def send_command(run: Path, logger: str, python: str = "python") -> list[str]:
+    """The command that sends to a logger what it lacks of a run."""
+    return [python, "-m", "trainer.tracking.loggers.follow", str(run), logger]
+
+
+def loggers_of(run: Path) -> list[str]:
+    """The loggers, besides W&B, that the run has sent metrics to, or tried to."""
+    return sorted(path.stem for path in (run / LOGGERS_FOLDER).glob("*.jsonl"))

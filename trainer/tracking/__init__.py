@@ -6,8 +6,7 @@ measure a step, ``goodput`` a run over its attempts; ``monitor`` and ``visualize
 with ``batch_plots``) show its micro-batches. ``pictures`` and ``rebuild`` read the record of a run,
 ``banner`` describes its environment. ``plotting`` holds what all pictures share.
 
-A new logger: a class like ``wandb_run.WandbRun``, made and called by ``tracker.Tracker``, its name
-in ``LOGGERS`` and in ``trainer/config/schema/trainer.py``.
+``loggers`` holds all other loggers, each of which is one file there.
 """
 
 from trainer.tracking.timers import Timers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,14 @@ from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, workers_hint
+from trainer.tracking.loggers import LOGGERS as FOLLOWERS
+from trainer.tracking.loggers import check_loggers as check_followers
+from trainer.tracking.loggers.followers import Followers
 from trainer.tracking.optional_output import optional_output
 from trainer.tracking.wandb_rows import RunRecord
 from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
 
-LOGGERS = ("console", "wandb")
+LOGGERS = ("console", "wandb", *FOLLOWERS)
 """Where metrics go besides ``metrics.jsonl``, which is always written."""
 
 
@@ -78,6 +82,8 @@ class Tracker:
             identity = load_or_create_identity(run_dir, project, name)
             record = RunRecord(run_dir, self._file.start)
             self._wandb = WandbRun(run_dir, config, identity=identity, mode=mode, record=record)
+        names = [name for name in loggers if name in FOLLOWERS]
+        self._followers = Followers(run_dir, names, self.message)
 
     @classmethod
     def from_config(
@@ -183,6 +189,7 @@ class Tracker:
         if self._display is not None:
             self._display.close()
         self._file.close()
+        self._followers.close(exit_code)
         if self._wandb is not None:
             self._wandb.finish(exit_code)
 
@@ -200,6 +207,7 @@ def check_loggers(loggers: Sequence[str], mode: str) -> None:
                 f"trainer.logger={list(loggers)}: {name!r} is not a logger "
                 f"here{nearest(name, LOGGERS)}. Choose from {', '.join(LOGGERS)}."
             )
+    check_followers([name for name in loggers if name in FOLLOWERS], os.environ)
     if mode not in MODES:
         raise UserError(
             f"W&B mode {mode!r} is unknown{nearest(mode, MODES)}. Choose from {', '.join(MODES)}."

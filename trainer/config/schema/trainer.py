@@ -117,6 +117,9 @@ class Watermarks(Section):
     """Loader processes of a machine as a share of its cores."""
 
 
+LoggerName = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab", "trackio"]
+
+
 class Trainer(Section):
     """``trainer``."""
 
@@ -132,8 +135,8 @@ class Trainer(Section):
     """Where checkpoints are mirrored: any fsspec URL (s3://, hdfs://, file://), with or without a
     slash at its end.
     """
-    logger: Annotated[Literal["console", "wandb"] | list[Literal["console", "wandb"]], MAY_CHANGE]
-    """Where metrics go besides ``metrics.jsonl``."""
+    logger: Annotated[LoggerName | list[LoggerName], MAY_CHANGE]
+    """Where metrics go besides ``metrics.jsonl``; docs/loggers.md has the settings of each."""
     log_val_generations: Annotated[Whole, MAY_CHANGE]
     """Validation answers logged as text each time."""
     seed: Seed

@@ -172,8 +172,10 @@ def _refused_values() -> dict[tuple[str, str], str]:
     for name in ("sapo", "dppo_tv", "dppo_kl", "bypass_mode"):
         reason = "set it to vanilla, gspo, cispo, gpg, clip_cov, kl_cov or geo_mean"
         reasons[f"{_ACTOR}.policy_loss.loss_mode", name] = reason
-    for name in ("tensorboard", "mlflow", "swanlab", "trackio", "clearml", "vemlp_wandb"):
-        reasons["trainer.logger", name] = "loggers are console and wandb"
+    for name in ("clearml", "vemlp_wandb"):
+        reasons["trainer.logger", name] = (
+            "loggers are console, wandb, tensorboard, mlflow, swanlab and trackio"
+        )
     return reasons
 
 
