@@ -94,7 +94,7 @@ BAD = [
         {f"{R}.multi_turn.enable": True},
         f"{R}.multi_turn.enable=true is not supported: use actor_rollout_ref.rollout.agent",
     ),
-    ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax is not supported: set"),
+    ({"algorithm.adv_estimator": "gdpo"}, "algorithm.adv_estimator=gdpo is not supported: set"),
     (
         {"trainer.save_freq": 3, "trainer.checkpoint.save_freq": 4},
         "trainer.save_freq is another name of",

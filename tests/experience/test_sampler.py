@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts, Sampler
 from trainer.rewards import OverlongPenalty, RewardRequest, Score, Scorer
 from trainer.rewards.maths import maths
-from trainer.rollout import FinishedGroup, Sample, Sampling
+from trainer.rollout import FinishedGroup, Group, Sample, Sampling
 from trainer.tracking import Timers
 
 
@@ -117,3 +119,38 @@ def test_the_answer_of_the_last_turn_counts() -> None:
                 data_source="d", solution_text=request.solution_text, ground_truth=truth
             )
             assert scorer.score([correct])[0].value == 1
+
+
+def test_remax_scores_a_greedy_response_to_each_prompt_beside_the_others() -> None:
+    """Sampled responses say which token came; the greedy one is drawn without sampling, alone."""
+    asked: list[tuple[int, bool]] = []
+
+    def generate(groups: Sequence[Group], sampling: Sampling, **_: Any) -> Iterator[FinishedGroup]:
+        for number, group in enumerate(groups):
+            asked.append((len(group.sample_ids), sampling.do_sample))
+            text = "sampled" if sampling.do_sample else f"greedy{number}"
+            samples = [sample(text) for _ in group.sample_ids]
+            yield FinishedGroup(number=number, samples=samples)
+
+    def begin_round() -> Any:
+        texts: list[str] = []
+        values = {"sampled": 0.5, "greedy0": 0.25, "greedy1": -1.0}
+        return SimpleNamespace(
+            submit=lambda request: texts.append(request.solution_text),
+            results=lambda: [Score(value=values[text]) for text in texts],
+        )
+
+    generator: Any = SimpleNamespace(generate=generate)
+    scorer: Any = SimpleNamespace(begin_round=begin_round)
+    settings = minimal_settings(algorithm__adv_estimator="remax", actor_rollout_ref__rollout__n=3)
+    sampler = Sampler.from_config(load(settings), generator, scorer, Tokenizer())
+    begun = PromptRequest(example=Toy(1)[0], step=1, partial_samples=(sample("sam"),) * 3)
+    rollouts = sampler.roll_out({4: begun, 2: replace(begun, number=1)}, Timers())
+    assert asked == [(3, True)] * 2 + [(1, False)] * 2
+    assert rollouts.prompt_indices == [2] * 3 + [4] * 3
+    assert [score.value for score in rollouts.scores] == [0.5] * 6
+    assert rollouts.baselines == [0.25] * 3 + [-1.0] * 3  # prompt 2 is the first of the greedy ones
+    validation = Sampler.from_config(
+        load(settings), generator, scorer, Tokenizer(), validation=True
+    )
+    assert validation.roll_out({0: begun}, Timers()).baselines is None

@@ -37,7 +37,7 @@ def to_batch(rollouts: Rollouts, requests: Sequence[PromptRequest], n: int) -> B
         masks += [torch.zeros(len(prompt), dtype=torch.bool), sample.mask()]
         log_probs += [torch.zeros(len(prompt)), sample.log_probs]
     groups = torch.tensor(rollouts.prompt_indices, dtype=torch.int64)
-    return Batch(
+    batch = Batch(
         torch.tensor(lengths, dtype=torch.int64).cumsum(0),
         {
             "input_ids": torch.cat(ids),
@@ -53,6 +53,9 @@ def to_batch(rollouts: Rollouts, requests: Sequence[PromptRequest], n: int) -> B
             "versions": torch.tensor([s.version for s in rollouts.samples], dtype=torch.int64),
         },
     )
+    if rollouts.baselines is not None:
+        batch.rows["baselines"] = torch.tensor(rollouts.baselines, dtype=torch.float32)
+    return batch
 
 
 def experience_metrics(batch: Batch, version: int) -> dict[str, float]:

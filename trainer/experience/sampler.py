@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -44,6 +44,8 @@ class Rollouts:
     samples: list[Sample] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    baselines: list[float] | None = None
+    """Reward of the greedy response to each response's prompt, where the sampler draws one."""
     unfinished: dict[int, list[Sample]] = field(default_factory=dict)
     """Partial samples of the prompts that were begun but not needed, by index of the request."""
 
@@ -65,6 +67,8 @@ class Sampler:
     """Score responses while others are generated. False: when all are finished."""
     timer_prefix: str = ""
     """Stands before the names of the timers."""
+    greedy_baseline: bool = False
+    """Also score one greedy response to each prompt (ReMax)."""
 
     @classmethod
     def from_config(
@@ -98,6 +102,7 @@ class Sampler:
             overlong_penalty=None if validation else OverlongPenalty.from_config(config),
             streaming=rollout.streaming,
             timer_prefix="val_" if validation else "",
+            greedy_baseline=config.algorithm.adv_estimator == "remax" and not validation,
         )
 
     def roll_out(
@@ -145,7 +150,32 @@ class Sampler:
         except BaseException:
             scoring.cancel()
             raise
-        return self._rollouts(finished, scores, unfinished)
+        rollouts = self._rollouts(finished, scores, unfinished)
+        if self.greedy_baseline:
+            rollouts.baselines = self._baselines(requests, finished, timers)
+        return rollouts
+
+    def _baselines(
+        self,
+        requests: Mapping[int, PromptRequest],
+        finished: Mapping[int, Sequence[Sample]],
+        timers: Timers,
+    ) -> list[float]:
+        """The reward of the greedy response to the prompt of each response, sorted by prompt."""
+        greedy = replace(
+            self,
+            n=1,
+            sampling=replace(self.sampling, do_sample=False),
+            timer_prefix="baseline_",
+            greedy_baseline=False,
+        )
+        anew = {i: replace(requests[i], partial_samples=()) for i in sorted(finished)}
+        try:
+            scores = greedy.roll_out(anew, timers).scores
+        except StopRequested as stop:
+            drawn = {index: list(group) for index, group in finished.items()}
+            raise GenerationStopped(stop.cause, drawn) from stop
+        return [score.value for score in scores for _ in range(self.n)]
 
     def _generate(
         self, requests: Mapping[int, PromptRequest], stop_after: int | None, on_finished: OnSamples

@@ -26,6 +26,7 @@ def attach_advantages(ctx: RunContext, batch: Batch) -> dict[str, float]:
         groups=batch.rows["groups"],
         mask=mask,
         sequence=sequence_index(batch.cu_seqlens),
+        baselines=batch.rows.get("baselines"),
         kl=kl,
         kl_coef=ctx.kl_controller.coef,
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,

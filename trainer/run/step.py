@@ -61,7 +61,7 @@ def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example
         with ctx.timers("adv"):
             metrics |= attach_advantages(ctx, batch)
         # The update reads none of these; what it needs of them is in the advantages.
-        batch.drop("rewards", "finished", "versions")
+        batch.drop("rewards", "baselines", "finished", "versions")
     with ctx.timers("update_actor"):
         optimizer_steps, update_metrics = update_policy(ctx, batch, step)
     ctx.samples_seen += len(batch)

@@ -10,6 +10,7 @@ from trainer.config.checks.budgets import budget_checks
 from trainer.config.checks.no_effect import no_effect_problems
 from trainer.config.checks.rollout import rollout_problems
 from trainer.config.schema import Config
+from trainer.config.schema.algorithm import BY_GROUP
 from trainer.config.schema.trainer import default_best_mode
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -157,7 +158,7 @@ def _sampling(config: Config) -> Iterator[str]:
     if config.trainer.mode != "rl":
         return
     name = config.algorithm.adv_estimator
-    if rollout.n < 2 and name in ("grpo", "rloo"):
+    if rollout.n < 2 and name in BY_GROUP:
         yield (
             f"{_ROLLOUT}.n={rollout.n}: {name} compares responses of one prompt; set {_ROLLOUT}.n "
             "to 2 or more"

@@ -21,7 +21,24 @@ from trainer.config.schema.base import (
 )
 from trainer.config.schema.markers import MAY_CHANGE, NOT_BUILT, RL_ONLY, USER_CODE, NoEffect
 
-AdvEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
+AdvEstimator = Literal[
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "gae",
+]
+BY_GROUP: tuple[AdvEstimator, ...] = (
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus_baseline",
+)
+"""Estimators that compare the responses of a prompt."""
 _DISCOUNTING = ("reinforce_plus_plus", "gae")
 
 NO_DISCOUNT = NoEffect(
@@ -33,6 +50,11 @@ NO_LAMBDA = NoEffect(
     "algorithm.adv_estimator",
     tuple(name for name in get_args(AdvEstimator) if name != "gae"),
     "has no lambda: set it to 1.0",
+)
+NO_GROUP_DEVIATION = NoEffect(
+    "algorithm.adv_estimator",
+    tuple(name for name in get_args(AdvEstimator) if name not in ("grpo", "grpo_passk")),
+    "divides by no deviation of a group: set it to grpo",
 )
 NO_KL_IN_REWARD = NoEffect(
     "algorithm.use_kl_in_reward", (False,), "takes no KL from the reward: set it to true"
@@ -84,14 +106,14 @@ class Algorithm(Section):
     """``algorithm``."""
 
     adv_estimator: AdvEstimator
-    """Estimator of the advantages."""
+    """Estimator of the advantages: docs/algorithms.md has a line on each."""
     max_staleness: Annotated[Whole, RL_ONLY]
     """Most iterations by which the weights that began a response may lag those it trains. 0:
     strictly on-policy.
     """
-    norm_adv_by_std_in_grpo: bool
-    """grpo: divide a group's advantages by their standard deviation. false: Dr.GRPO (arXiv
-    2503.20783).
+    norm_adv_by_std_in_grpo: Annotated[bool, NO_GROUP_DEVIATION]
+    """grpo, grpo_passk: divide a group's advantages by their standard deviation. false: Dr.GRPO
+    (arXiv 2503.20783).
     """
     gamma: Annotated[Share, NO_DISCOUNT]
     """Discount of a token's future reward (reinforce_plus_plus, gae)."""

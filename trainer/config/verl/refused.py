@@ -147,10 +147,6 @@ counts.
 _ENGINES = ("megatron", *_OTHER_ENGINES)
 _GENERATORS = ("sglang", "trtllm", "naive")
 _ESTIMATORS = (
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-    "grpo_passk",
     "gpg",
     "gdpo",
     "optimal_token_baseline",
@@ -158,6 +154,12 @@ _ESTIMATORS = (
     "rloo_vectorized",
     "grpo_vectorized",
 )
+_OTHER_ESTIMATORS = {
+    "gpg": "set algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=false, with "
+    f"{_ACTOR}.policy_loss.loss_mode=gpg",
+    "rloo_vectorized": "set algorithm.adv_estimator=rloo",
+    "grpo_vectorized": "set algorithm.adv_estimator=grpo",
+}
 
 
 def _refused_values() -> dict[tuple[str, str], str]:
@@ -167,7 +169,7 @@ def _refused_values() -> dict[tuple[str, str], str]:
     for name in _GENERATORS:
         reasons[f"{_ROLLOUT}.name", name] = f"set {_ROLLOUT}.name=vllm, vllm_server or hf"
     for name in _ESTIMATORS:
-        reason = "set algorithm.adv_estimator=grpo, rloo or reinforce_plus_plus"
+        reason = _OTHER_ESTIMATORS.get(name, "set algorithm.adv_estimator=grpo, rloo or opo")
         reasons["algorithm.adv_estimator", name] = reason
     for name in ("sapo", "dppo_tv", "dppo_kl", "bypass_mode"):
         reason = "set it to vanilla, gspo, cispo, gpg, clip_cov, kl_cov or geo_mean"
