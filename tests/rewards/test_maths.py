@@ -2,43 +2,93 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
+import time
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rewards.maths_pairs import RIGHT, WRONG
 from trainer.rewards import RewardRequest, Score, Scorer, maths
-from trainer.rewards.maths import final_text, number, quick_maths
+from trainer.rewards.maths import quick_maths
+from trainer.rewards.rules.quantities import number
 
 
 def request(solution: str, truth: object, index: int = 0) -> RewardRequest:
     return RewardRequest(data_source="d", solution_text=solution, ground_truth=truth, index=index)
 
 
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_answer_earns_1_however_it_is_written(kind: str) -> None:
+    refused = [pair for pair in RIGHT[kind] if maths("d", *pair) != 1.0]
+    assert not refused
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_answer_earns_0(kind: str) -> None:
+    accepted = [pair for pair in WRONG[kind] if maths("d", *pair) != 0.0]
+    assert not accepted
+
+
+def test_every_truth_is_accepted_as_its_own_answer() -> None:
+    pairs = itertools.chain(*RIGHT.values(), *WRONG.values())
+    truths = sorted({truth for _, truth in pairs if "boxed" not in truth})
+    forms = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
+    refused = [
+        (truth, form)
+        for truth in truths
+        for form in forms
+        if not maths("", form.format(truth), truth)
+    ]
+    assert not refused
+
+
+def test_the_labelled_pairs_of_the_shared_data(shared: Path) -> None:
+    lines = (shared / "data" / "maths_pairs.jsonl").read_text().splitlines()
+    pairs = [json.loads(line) for line in lines]
+    assert len(pairs) > 40
+    misjudged = [
+        pair
+        for pair in pairs
+        if (maths("d", pair["response"], pair["truth"]) == 1.0) != pair["right"]
+    ]
+    assert not misjudged
+
+
+def test_numbers_and_words_are_judged_without_a_worker_process() -> None:
+    assert quick_maths("the answer is 18", "18") == 1.0
+    assert quick_maths("#### 1/3", "0.3333333333333333") == 0.0
+    assert quick_maths("#### 18", ["17", 18]) == 1.0
+    assert quick_maths("#### Evelyn", "Bob") == 0.0
+    assert quick_maths(r"\boxed{\sqrt{4}}", "2") is None
+
+
 @pytest.mark.parametrize(
-    ("solution", "truth", "expected"),
+    "hostile",
     [
-        ("9 + 9 = 18\n#### 18", "18", 1.0),
-        ("#### 1,234.50", "1234.5", 1.0),
-        ("#### $18.", "18", 1.0),
-        ("#### -3/4", "-0.75", 1.0),
-        ("#### 18\nand some more", 18, 1.0),
-        ("#### 17\n#### 18", "18", 1.0),
-        ("#### 17", "18", 0.0),
-        ("####", "18", 0.0),
-        ("#### 0.1000000000000000000001", "0.1", 0.0),  # exact, not to float precision
-        ("the answer is 18", "18", None),
-        ("#### x", "18", None),
-        ("#### 1/0", "18", None),
-        ("#### " + "9" * 5000, "18", None),
+        "\\boxed{" * 20_000,
+        "\\boxed{1}" * 20_000,
+        "#### 1" * 20_000,
+        "#### " + "(" * 3900,
+        "#### " + "(" * 1900 + "," + ")" * 1900,
+        "#### 1" + " 234" * 900,
+        "#### " + "\\text{" * 600,
+        "answer" + " " * 30_000,
+        "the answer is " * 20_000,
+        "answer is\\begin{a}" * 3000,
     ],
 )
-def test_plain_numbers_after_the_hashes_are_compared_exactly(
-    solution: str, truth: object, expected: float
-) -> None:
-    assert quick_maths(solution, truth) == expected
+def test_hostile_texts_are_read_in_bounded_time(hostile: str) -> None:
+    """Some of them took 10 to 60 s; the process that reads them is the trainer's own."""
+    started = time.process_time()
+    for truth in ("5", "word", "(1,2)"):
+        quick_maths(hostile, truth)
+    assert time.process_time() - started < 3.0
 
 
 @given(st.fractions())
@@ -48,7 +98,6 @@ def test_a_number_is_read_back(value: Fraction) -> None:
 
 @given(st.text())
 def test_no_text_breaks_the_quick_path(text: str) -> None:
-    final_text(text)
     number(text)
     assert quick_maths(text + "####" + text, text) in (None, 0.0, 1.0)
 

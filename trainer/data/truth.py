@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.base.errors import UserError
 
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*(?:\.\d+)?$)")
+
 
 def final_answer(answer: Any) -> Any:
     """GSM8K's answer after its last ``####``, without thousands commas; other answers unchanged."""
     if isinstance(answer, str) and "####" in answer:
-        return answer.rsplit("####", 1)[1].strip().replace(",", "")
+        return _THOUSANDS.sub("", answer.rsplit("####", 1)[1].strip())
     return answer
 
 

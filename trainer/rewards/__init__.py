@@ -1,6 +1,7 @@
 """Rewards of responses: the rule for mathematical answers, and a user's own function.
 
-Read in this order: ``types`` (request and score), ``maths`` (the rule), ``user`` (loads a user's
+Read in this order: ``types`` (request and score), ``maths`` (the rule, which reads
+and compares answers with ``rules``), ``user`` (loads a user's
 function), ``guarded_call`` (one call of it), ``scorer`` (worker processes), ``scoring_round``
 (responses scored as they arrive),
 ``shaping`` (length penalties).

@@ -4,80 +4,31 @@ from __future__ import annotations
 
 import logging
 import re
-from fractions import Fraction
+from collections.abc import Iterator
 from typing import Any
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:/\d+)?")
-_MAX_DIGITS = 200
-"""Longer numbers are not taken as answers; parsing them would take quadratic time."""
-_MAX_CHARS = 4000
-"""math-verify gets this much of the end of a response; its patterns are slow on long texts."""
+from trainer.rewards.rules.equality import Verify, equals
+from trainer.rewards.rules.final_answer import MAX_CHARS, FinalAnswer, final_answer, last_box
+from trainer.rewards.rules.plain_text import has_words, is_words, plain_text
 
-
-def final_text(solution: str) -> str | None:
-    """The text after the last ``####``, up to the end of its line; None without one."""
-    if "####" not in solution:
-        return None
-    return solution.rsplit("####", 1)[1].strip().split("\n", 1)[0].strip()
-
-
-def number(text: str) -> Fraction | None:
-    """The exact value of a ``text`` that is a number, such as ``1,234.50``, ``-3/4``, ``$18``,
-    ``18.`` or ``5%``; None for any other text.
-
-    Currency signs around it, and a percent sign or full stop after it, are ignored.
-    """
-    bare = text.strip().lstrip("$£€ ").rstrip(".% $£€")
-    if len(bare) > _MAX_DIGITS or not _NUMBER.fullmatch(bare):
-        return None
-    numerator, _, denominator = bare.replace(",", "").partition("/")
-    if not denominator:
-        return Fraction(numerator)
-    if int(denominator) == 0:
-        return None
-    return Fraction(numerator) / int(denominator)
+_ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)")
+_NAMES = re.compile(r"(?<![\\a-zA-Z])(?:pi|infinity)(?![a-zA-Z])")
 
 
 def quick_maths(solution: str, ground_truth: Any) -> float | None:
-    """Compare plain numbers after ``####``: 1.0 if they are equal, 0.0 if not; None when the answer
-    or the truth is not a plain number.
-
-    An answer with nothing after ``####`` is wrong. Of a list of truths one is enough.
+    """Score numbers, words, choices and lists of them: 1.0 or 0.0; None when math-verify has to
+    compare. Of a list of truths one is enough.
     """
-    answer = final_text(solution)
-    if answer is None:
-        return None
-    if not answer:
-        return 0.0
-    expected = [number(str(truth)) for truth in _truths(ground_truth)]
-    actual = number(answer)
-    if actual is None:
-        return None
-    if actual in expected:
-        return 1.0
-    return None if None in expected else 0.0
+    return _score(solution, ground_truth, None)
 
 
 def slow_maths(solution: str, ground_truth: Any) -> float:
     """Score with math-verify: 1.0 or 0.0; of a list of truths one is enough. Called in a worker
     process that can be killed, since hostile input may take forever.
-
-    Its own time limits are switched off: they use SIGALRM, which only works in a main thread.
     """
-    from math_verify import parse, verify
-
     # It warns that its time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    answer = final_text(solution)
-    text = solution[-_MAX_CHARS:] if answer is None else answer[:_MAX_CHARS]
-    actual = parse(text if answer is None else _in_dollars(text), parsing_timeout=None)
-    if not actual:
-        return 0.0
-    for truth in _truths(ground_truth):
-        expected = parse(_in_dollars(str(truth)), parsing_timeout=None)
-        if expected and verify(expected, actual, timeout_seconds=None):
-            return 1.0
-    return 0.0
+    return _score(solution, ground_truth, _verify) or 0.0
 
 
 def maths(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
@@ -86,11 +37,77 @@ def maths(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
     return slow_maths(solution_str, ground_truth) if quick is None else quick
 
 
-def _truths(ground_truth: Any) -> list[Any]:
+def _score(solution: str, ground_truth: Any, verify: Verify | None) -> float | None:
+    unknown = False
+    for truth in _truths(ground_truth):
+        verdict = _answers(solution, truth, verify)
+        if verdict:
+            return 1.0
+        unknown = unknown or verdict is None
+    return None if unknown else 0.0
+
+
+def _truths(ground_truth: Any) -> Iterator[str]:
     """All right answers: a list is taken as several of them."""
-    return list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
+    several = isinstance(ground_truth, list | tuple)
+    for truth in ground_truth if several else [ground_truth]:
+        text = str(truth)
+        yield last_box(text) or text
+
+
+def _answers(solution: str, truth: str, verify: Verify | None) -> bool | None:
+    """Whether the answer of ``solution`` equals ``truth``; None when only math-verify can say."""
+    plain = plain_text(truth)
+    words = is_words(plain) or has_words(plain)
+    answer = final_answer(solution, words=words)
+    verdicts = [equals(text, truth, verify) for text in answer.texts]
+    if True in verdicts:
+        return True
+    if None in verdicts:
+        return None
+    if answer.stated or words or not _may_hold_maths(answer):
+        return False
+    return None if verify is None else verify(solution[-MAX_CHARS:], plain)
+
+
+def _may_hold_maths(answer: FinalAnswer) -> bool:
+    """Whether an answer without a mark before it is prose in which math-verify finds a formula:
+    digits or LaTeX among words.
+    """
+    if not answer.texts:
+        return False
+    text = answer.texts[0]
+    return has_words(text) and any(c.isdigit() or c == "\\" for c in text)
+
+
+def _verify(answer: str, truth: str) -> bool:
+    """math-verify's verdict on the answer between dollar signs, without which it doesn't recognise
+    LaTeX, and of prose as it is: of a bare formula it would take the last number. Its own time
+    limits are switched off: they use SIGALRM, which only works in a main thread.
+    """
+    from math_verify import parse, verify
+
+    expected = parse(_in_dollars(truth), parsing_timeout=None)
+    answer = answer[-MAX_CHARS:]
+    if not expected:
+        return False
+    texts = [_in_dollars(answer)]
+    if has_words(answer):
+        texts.append(answer)
+    for text in dict.fromkeys(texts):
+        actual = parse(text, parsing_timeout=None)
+        if actual and verify(expected, actual, timeout_seconds=None):
+            return True
+    return False
 
 
 def _in_dollars(text: str) -> str:
-    """``text`` between dollar signs, without which math-verify doesn't recognise LaTeX."""
-    return text if "$" in text or "\\boxed" in text else f"${text}$"
+    """``text`` as LaTeX, with ``**`` and ``sqrt()`` as people type them."""
+    if "$" in text or "\\boxed" in text:
+        return text
+    text = _ROOT.sub(r"\\sqrt{\1}", text.replace("**", "^"))
+    return f"${_NAMES.sub(_command, text)}$"
+
+
+def _command(match: re.Match[str]) -> str:
+    return "\\pi " if match[0] == "pi" else "\\infty "
