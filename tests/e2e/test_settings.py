@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from pathlib import Path
 
@@ -64,3 +66,44 @@ def test_static_micro_batches_for_a_user_whose_home_cannot_be_written(tmp_path: 
     records = rows(run)
     assert [row["training/global_step"] for row in records] == [1, 2]
     assert all(row["batch/num_micro_batches"] == 4 for row in records)
+
+
+def test_a_profiled_step_shows_the_phases_of_all_ranks(tmp_path: Path) -> None:
+    screen = finish(
+        tmp_path,
+        *GRPO,
+        TWO_STEPS,
+        "trainer.n_gpus_per_node=2",
+        "trainer.profiler.steps=[2]",
+        "trainer.profiler.ranks=[1]",
+        "trainer.profiler.contents=[cpu,memory]",
+    )
+    folder = tmp_path / "profile/step_2"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "phases.json",
+        "rank_1.pt.trace.json.gz",
+        "rank_1.txt",
+    ]
+    assert f"phases of all ranks: {folder}/phases.json" in screen
+    events = json.loads((folder / "phases.json").read_text())["traceEvents"]
+    for rank in (0, 1):
+        names = [
+            event["args"]["name"] for event in events if event["pid"] == rank and "args" in event
+        ]
+        assert names[0].startswith(f"rank {rank} (") and names[1:] == ["phases", "exchanges"]
+        spans = [event for event in events if event["pid"] == rank and event["ph"] == "X"]
+        phases = {span["name"]: span for span in spans if span["tid"] == 0}
+        exchanges = {span["name"] for span in spans if span["tid"] == 1}
+        assert {"gen", "reward", "adv", "update_actor"} <= set(phases)
+        assert {"all_gather", "all_reduce"} <= exchanges
+        assert phases["gen"]["ts"] < phases["update_actor"]["ts"]
+        seconds = rows(tmp_path)[1]["timing/update_actor"]
+        if rank == 0:
+            assert abs(phases["update_actor"]["dur"] / 1e6 - seconds) < 0.01
+    with gzip.open(folder / "rank_1.pt.trace.json.gz") as file:
+        trace = json.load(file)["traceEvents"]
+    assert any(event["name"] == "aten::mm" for event in trace)
+    assert "aten::mm" in (folder / "rank_1.txt").read_text()
+    log = (tmp_path / "logs/attempt_1/rank_1.log").read_text()
+    assert "profile of this step" in log and " x  aten::mm" in log
+    assert folder.stat().st_mode & 0o77 == 0

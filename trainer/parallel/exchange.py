@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from trainer.data.batch import Batch
+from trainer.ranks.waits import waiting
 from trainer.ranks.world import World
 
 
@@ -86,5 +87,6 @@ def _all_gather_bytes(data: bytes, world: World) -> list[bytes]:
     padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     parts = [torch.empty_like(padded) for _ in range(world.size)]
-    dist.all_gather(parts, padded, group=world.cpu_group)
+    with waiting("all_gather"):
+        dist.all_gather(parts, padded, group=world.cpu_group)
     return [bytes(part[: int(size)].numpy()) for part, size in zip(parts, sizes, strict=True)]

@@ -17,6 +17,7 @@ from trainer.base.errors import UserError
 from trainer.base.rank_info import RankInfo
 from trainer.ranks.rendezvous import meet
 from trainer.ranks.stop_channel import StopChannel
+from trainer.ranks.waits import waiting
 
 _stop_channel: StopChannel | None = None
 
@@ -69,7 +70,8 @@ class World:
         """``value`` of every rank, by rank: any picklable value, for rare and small exchanges."""
         values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value, group=self.cpu_group)
+            with waiting("gather"):
+                dist.all_gather_object(values, value, group=self.cpu_group)
         return values
 
     def broadcast(self, value: Any) -> Any:
@@ -78,25 +80,29 @@ class World:
             return value
         box = [value]
         cpu = torch.device("cpu")
-        dist.broadcast_object_list(box, src=0, group=self.cpu_group, device=cpu)
+        with waiting("broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.cpu_group, device=cpu)
         return box[0]
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Elementwise sum of a CPU ``tensor`` of any shape over all ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.cpu_group)
+            with waiting("all_reduce"):
+                dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.cpu_group)
         return tensor
 
     def barrier(self) -> None:
         """Wait for all ranks, at most as long as the group's time-out."""
         if self.size > 1:
-            dist.barrier(group=self.cpu_group)
+            with waiting("barrier"):
+                dist.barrier(group=self.cpu_group)
 
     def _reduce(self, values: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if self.size == 1 or not values:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=op, group=self.cpu_group)
+        with waiting("all_reduce"):
+            dist.all_reduce(tensor, op=op, group=self.cpu_group)
         return [float(v) for v in tensor]
 
 

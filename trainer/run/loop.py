@@ -19,6 +19,7 @@ from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
 from trainer.run.data_check import check_data
 from trainer.run.finish import finish
+from trainer.run.profiler import StepProfiler
 from trainer.run.reporter import RunReporter
 from trainer.run.step import training_step
 from trainer.run.stop import StopTime, announce_stops
@@ -97,11 +98,13 @@ def take_steps(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReport
     step = checkpoints.restored_step
     sft_batches = endless(ctx.loader)
     stop_time = StopTime(ctx.config.trainer)
+    profiled = StepProfiler(ctx, reporter.message)
     metrics: dict[str, float] = {}
     try:
         finish_restored_step(ctx, checkpoints, reporter)
         while step < ctx.total_steps:
-            result = training_step(ctx, step + 1, sft_batches)
+            with profiled(step + 1):
+                result = training_step(ctx, step + 1, sft_batches)
             step += 1
             metrics = result.metrics | reporter.step_metrics(step, result) | checkpoints.metrics()
             last = step == ctx.total_steps

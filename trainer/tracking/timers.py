@@ -8,6 +8,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
+from trainer.base.spans import Span
+
 
 class Timers:
     """``with timers("gen"):`` adds to the seconds of phase ``gen`` in this step."""
@@ -30,6 +32,7 @@ class Timers:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._memory_gb: dict[str, float] = {}
+        self._spans: list[Span] | None = None
         self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=window))
 
     @contextlib.contextmanager
@@ -41,13 +44,27 @@ class Timers:
         try:
             yield
         finally:
-            self.add(name, self._now() - start)
+            end = self._now()
+            self.add(name, end - start)
+            if self._spans is not None:
+                self._spans.append(Span(name, start, end))
             if self._memory is not None:
                 self._memory_gb[name] = self._memory()
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds measured elsewhere."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def keep_spans(self) -> list[Span]:
+        """Begin to keep each phase's span, in the list that is returned, until
+        :meth:`keep_no_spans`.
+        """
+        self._spans = []
+        return self._spans
+
+    def keep_no_spans(self) -> None:
+        """Keep no more."""
+        self._spans = None
 
     def seconds(self, name: str) -> float:
         """Seconds of phase ``name`` in this step so far."""

@@ -39,6 +39,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *_resuming(config),
         *_best_checkpoint(config),
         *_rollback(config, complete),
+        *_profiler(config),
     ]
     return list(dict.fromkeys(found))
 
@@ -294,4 +295,15 @@ def _rollback(config: Config, complete: bool) -> Iterator[str]:
             f"trainer.rollback.enable=true compares validations ({metric}), but "
             f"trainer.test_freq={trainer.test_freq} makes none while it trains: set "
             "trainer.test_freq=10, or trainer.checkpoint.best_metric to a metric of every step"
+        )
+
+
+def _profiler(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    absent = [rank for rank in trainer.profiler.ranks if rank >= ranks]
+    if trainer.profiler.steps is not None and absent:
+        yield (
+            f"trainer.profiler.ranks={trainer.profiler.ranks}: there are {ranks} rank(s), numbered "
+            f"from 0 to {ranks - 1}; leave {absent} out"
         )

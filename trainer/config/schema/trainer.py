@@ -27,6 +27,11 @@ def _resume_mode(value: object) -> object:
     return "path" if value == "resume_path" else value
 
 
+def _no_steps(value: object) -> object:
+    """verl's default, an empty list, is no step."""
+    return None if value == [] else value
+
+
 def default_best_mode(metric: str) -> Literal["max", "min"] | None:
     """Whether more or less of ``metric`` is better, judged by its name; None when the name does not
     tell.
@@ -102,6 +107,41 @@ class Rollback(Section):
     """Worse than the best by more than this, in the metric's unit, counts as a fall."""
     max_rollbacks: Annotated[Whole, NO_ROLLBACK]
     """Rollbacks of a run, all attempts together; when it falls once more it ends."""
+
+
+NO_PROFILE = NoEffect(
+    "trainer.profiler.steps",
+    (None,),
+    "profiles no step: set it to a list of steps, such as [5]",
+)
+MEMORY_ONLY = NoEffect(
+    "trainer.profiler.tool", ("torch_memory",), "records the GPU's memory alone", refused=True
+)
+
+
+class Profiler(Section):
+    """``trainer.profiler``: what happens inside chosen steps. docs/profiling.md shows how to
+    read it.
+    """
+
+    steps: Annotated[list[Count] | None, BeforeValidator(_no_steps)]
+    """Training steps to profile; each writes the phases of all ranks as one trace. null or []:
+    none.
+    """
+    tool: Annotated[Literal["torch", "torch_memory"], NO_PROFILE]
+    """What ``ranks`` record besides: torch, PyTorch's profiler; torch_memory, every allocation on
+    the GPU.
+    """
+    ranks: Annotated[list[Whole], NO_PROFILE]
+    """Ranks that record with ``tool``."""
+    all_ranks: Annotated[bool, NO_PROFILE]
+    """All ranks do."""
+    contents: Annotated[
+        list[Literal["cpu", "cuda", "memory", "shapes", "stack"]], NO_PROFILE, MEMORY_ONLY
+    ]
+    """What PyTorch's profiler records."""
+    save_path: Annotated[Text | None, NO_PROFILE]
+    """Folder for the traces. null: ``profile`` in the run folder."""
 
 
 class Watermarks(Section):
@@ -190,4 +230,5 @@ class Trainer(Section):
     """Steps between two sets of pictures of ``enable_monitor``."""
     checkpoint: Annotated[Checkpoint, MAY_CHANGE]
     rollback: Annotated[Rollback, MAY_CHANGE]
+    profiler: Annotated[Profiler, MAY_CHANGE]
     watermarks: Annotated[Watermarks, MAY_CHANGE]

@@ -36,7 +36,7 @@ _CRITIC = Accepted("no critic is trained with this algorithm.adv_estimator")
 _NOT_ASKED = Accepted("it is off here as well", _OFF)
 _MEMORY = Accepted("the engine always gives its memory back")
 _IN_MEMORY = Accepted("weights are handed over in memory")
-_PROFILER = Accepted("it belongs to the profiler, which is off", (*_OFF, "[]"))
+_PROFILER = Accepted("trainer.profiler says which steps and ranks are profiled, with all phases")
 
 ACCEPTED: Mapping[str, Accepted] = {
     # Ray, queues and services of verl
@@ -54,13 +54,10 @@ ACCEPTED: Mapping[str, Accepted] = {
     "trainer.rollout_data_dir": _NOT_ASKED,
     "trainer.validation_data_dir": _NOT_ASKED,
     "trainer.esi_redundant_time": Accepted("it is off here as well", ("0", *_OFF)),
-    "trainer.profile_steps": _PROFILER,
     "trainer.profile_interval": Accepted("the profiler is off", ("[-1,-1]", *_OFF)),
-    "global_profiler.tool": _PROFILER,
-    "global_profiler.steps": _PROFILER,
-    "global_profiler.save_path": Accepted("the profiler is off"),
-    "global_profiler.relocate_results": _PROFILER,
-    "global_profiler.finish_hook_cmd": _PROFILER,
+    "global_profiler.profile_continuous_steps": _NOT_ASKED,
+    "global_profiler.relocate_results": _NOT_ASKED,
+    "global_profiler.finish_hook_cmd": _NOT_ASKED,
     "actor_rollout_ref.nccl_timeout": Accepted("waits for other ranks are bounded anyway"),
     # training engine
     "engine": Accepted(_ZERO.reason, ("fsdp", "fsdp2")),
@@ -113,8 +110,6 @@ ACCEPTED: Mapping[str, Accepted] = {
     f"{_ACTOR}.checkpoint.load_contents": Accepted("a checkpoint is loaded whole"),
     f"{_ACTOR}.checkpoint.strict": Accepted("a checkpoint is always verified"),
     f"{_ACTOR}.profiler": _PROFILER,
-    f"{_ACTOR}.profiler.ranks": Accepted("the profiler is off"),
-    f"{_ACTOR}.profiler.tool_config": Accepted("the profiler is off"),
     "actor_rollout_ref.profiler": _PROFILER,
     # reference
     f"{_REF}.fsdp_config": _FOLLOWS,
@@ -179,7 +174,7 @@ ACCEPTED: Mapping[str, Accepted] = {
     f"{_ROLLOUT}.trace": Accepted("generations of validation are logged", _OFF),
     f"{_ROLLOUT}.trace.token2text": Accepted("tracing is off"),
     f"{_ROLLOUT}.prometheus.enable": _NOT_ASKED,
-    f"{_ROLLOUT}.profiler": Accepted("the profiler is off"),
+    f"{_ROLLOUT}.profiler": _PROFILER,
     f"{_ROLLOUT}.quantization": _NOT_ASKED,
     f"{_ROLLOUT}.engine_kwargs": Accepted("there is nothing in it", ("{}", *_OFF)),
     f"{_ROLLOUT}.enable_rollout_routing_replay": _NOT_ASKED,

@@ -23,6 +23,10 @@ ALIASES: dict[str, str] = {
     "trainer.save_freq": "trainer.checkpoint.save_freq",
     "trainer.max_actor_ckpt_to_keep": "trainer.checkpoint.keep_last",
     "trainer.max_ckpt_to_keep": "trainer.checkpoint.keep_last",
+    "trainer.profile_steps": "trainer.profiler.steps",
+    "global_profiler.steps": "trainer.profiler.steps",
+    "global_profiler.tool": "trainer.profiler.tool",
+    "global_profiler.save_path": "trainer.profiler.save_path",
     "data.dataloader_num_workers": "data.num_workers",
     "data.reward_fn_key": "data.data_source_key",
     "data.messages_key": "data.prompt_key",
@@ -51,6 +55,7 @@ ALIASES: dict[str, str] = {
 
 VALUES: dict[tuple[str, str], str] = {
     ("actor_rollout_ref.hybrid_engine", "hybrid"): "true",
+    ("trainer.profiler.tool", "null"): "torch",
     ("algorithm.kl_penalty", "kl"): "k1",
     ("algorithm.kl_penalty", "mse"): "k2",
     ("algorithm.kl_penalty", "low_var_kl"): "k3",

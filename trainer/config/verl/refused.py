@@ -12,7 +12,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _OTHER_ENGINES = ("veomni", "torchtitan", "automodel", "mindspeed", "mindspeedllm", "hyperparallel")
 _NO_CRITIC = "the value model is not built yet; use algorithm.adv_estimator=grpo"
 _NO_REWARD_MODEL = "reward models are not built yet; use custom_reward_function.path"
-_NO_PROFILER = "the profiler is not built yet"
+_PROFILER = "set trainer.profiler.steps to the steps that are profiled"
 _NO_GENERATIONS = "set trainer.log_val_generations; generations of validation go to the run folder"
 
 REFUSED: dict[str, str] = {
@@ -47,13 +47,11 @@ REFUSED: dict[str, str] = {
     f"{_ACTOR}.optim.optimizer": "the optimizer is AdamW",
     f"{_ACTOR}.optim.optimizer_impl": "the optimizer is AdamW",
     f"{_ACTOR}.checkpoint.async_save": "use trainer.checkpoint.async_save",
-    f"{_ACTOR}.profiler": _NO_PROFILER,
     f"{_REF}.megatron": f"{_DEEPSPEED}; the reference follows the actor",
     **{f"{_REF}.{engine}": f"{_DEEPSPEED}; leave the keys out" for engine in _OTHER_ENGINES},
     f"{_REF}.strategy": f"{_DEEPSPEED}; the reference follows the actor",
     f"{_REF}.model": "the reference is the model that the run began with",
     f"{_REF}.pad_to_length": "there is no padding; leave the key out",
-    f"{_REF}.profiler": _NO_PROFILER,
     f"{_REF}.router_replay": "mixture-of-experts models are not built yet",
     f"{_MODEL}.external_lib": "model code from outside transformers is not loaded",
     f"{_MODEL}.enable_activation_offload": "activation offload is not built; use "
@@ -131,14 +129,12 @@ REFUSED: dict[str, str] = {
     "trainer.validation_data_dir": _NO_GENERATIONS,
     "trainer.del_local_ckpt_after_load": "use trainer.checkpoint.keep_last",
     "trainer.esi_redundant_time": "use trainer.grace_period_s",
-    "trainer.profile_steps": _NO_PROFILER,
-    "trainer.profile_interval": _NO_PROFILER,
+    "trainer.profile_interval": _PROFILER,
     "trainer.v1": f"generation one step ahead is {_ROLLOUT}.one_step_off=true",
     "skip": "steps can't be skipped",
     "async_training": f"generation one step ahead is {_ROLLOUT}.one_step_off=true",
     "rollout": f"servers on nodes of their own are {_ROLLOUT}.nnodes",
-    "global_profiler": _NO_PROFILER,
-    "actor_rollout_ref.profiler": _NO_PROFILER,
+    "global_profiler": _PROFILER,
 }
 """verl's key, or group of keys -> why it is not supported and what to use. The longest name
 counts.
