@@ -10,7 +10,9 @@ import torch
 from trainer.algorithms import (
     AdaptiveKl,
     add_terms,
+    is_clamped,
     kl_estimate,
+    kl_loss,
     learning_rate,
     make_kl_controller,
     sft_loss,
@@ -49,6 +51,45 @@ def test_kl_estimators() -> None:
             torch.testing.assert_close(kl_estimate(NEW, OLD, name), expected, atol=1e-5, rtol=1e-5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no KL estimator 'k4'"):
         kl_estimate(NEW, OLD, "k4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["k1", "kl", "k3", "low_var_kl", "abs"])
+def test_a_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind: str) -> None:
+    new = NEW.clone().requires_grad_()
+    made = kl_loss(new, OLD, f"{kind}+")  # type: ignore[arg-type]
+    made.sum().backward()
+    assert torch.equal(made.detach(), kl_estimate(NEW, OLD, kind))  # type: ignore[arg-type]
+    torch.testing.assert_close(new.grad, NEW - OLD)
+
+
+def test_the_gradient_of_k3_plus_is_that_of_the_kl_and_that_of_k3_is_not() -> None:
+    """Exactly, over a vocabulary of 6: the mean under the policy of the estimate's gradient."""
+    logits, reference = torch.randn(2, 6, generator=torch.Generator().manual_seed(5)).double()
+    q = reference.log_softmax(-1)
+    exact = logits.clone().requires_grad_()
+    p = exact.log_softmax(-1)
+    (p.exp() * (p - q)).sum().backward()
+    gradients = {}
+    for kind in ("k3", "k3+"):
+        of = logits.clone().requires_grad_()
+        p = of.log_softmax(-1)
+        (p.detach().exp() * kl_loss(p, q, kind)).sum().backward()  # type: ignore[arg-type]
+        gradients[kind] = of.grad
+    assert exact.grad is not None
+    torch.testing.assert_close(gradients["k3+"], exact.grad, atol=1e-6, rtol=0)
+    assert (gradients["k3"] - exact.grad).abs().max() > 0.05
+
+
+def test_clamped_estimates_are_those_without_gradient() -> None:
+    new = torch.tensor([0.0, -2.0, -2.5, -25.0, 25.0, -8.0]).requires_grad_()
+    for kind in ("k1", "k3", "k3+", "low_var_kl"):
+        clamped = is_clamped(new, torch.zeros(6), kind)  # type: ignore[arg-type]
+        (gradient,) = torch.autograd.grad(
+            kl_estimate(new, torch.zeros(6), kind.removesuffix("+")).sum(),  # type: ignore[arg-type]
+            new,
+        )
+        assert clamped[1:].tolist() == gradient[1:].eq(0).tolist(), kind  # at 0 k3 is least
+        assert not clamped[0] and clamped[3]
 
 
 def test_k1_and_k3_estimate_the_true_kl() -> None:

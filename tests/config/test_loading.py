@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.config.helpers import minimal_settings, problems, put
@@ -417,3 +419,39 @@ def test_a_plan_may_lack_data_and_model():
     assert (
         load({"actor_rollout_ref": {"rollout": {"n": 2}}}, complete=False).data.train_files is None
     )
+
+
+def test_a_kl_in_the_loss_and_in_the_reward_is_said() -> None:
+    both = {"actor_rollout_ref.actor.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
+    (hint,) = no_effect_hints(load(minimal_settings(**both)))
+    assert hint.startswith("[HINT] the KL to the reference counts twice: ")
+    for key, value in both.items():
+        assert no_effect_hints(load(minimal_settings(**{key: value}))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"},
+            "actor_rollout_ref.actor.loss_agg_mode=token-mean: the loss gspo is a mean over "
+            "responses; set actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        ),
+        (
+            {
+                "actor_rollout_ref.actor.policy_loss.loss_mode": "clip-cov",
+                "actor_rollout_ref.actor.policy_loss.clip_cov_lb": 6,
+            },
+            "policy_loss.clip_cov_lb=6.0 is not below clip_cov_ub=5.0",
+        ),
+        (
+            {"actor_rollout_ref.rollout.n": 1, "algorithm.adv_estimator": "opo"},
+            "actor_rollout_ref.rollout.n=1: opo compares responses of one prompt",
+        ),
+    ],
+)
+def test_losses_and_estimators_refuse_what_they_cannot_do(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(minimal_settings(**changes))

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from tests.data.toy import Toy
-from trainer.experience.batch import check_failed_share, reward_metrics, to_batch
+from trainer.experience.batch import (
+    check_failed_share,
+    experience_metrics,
+    mask_truncated,
+    reward_metrics,
+    to_batch,
+)
 from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts
 from trainer.parallel import exchange
@@ -87,3 +93,35 @@ def test_only_the_models_tokens_are_trained_on() -> None:
     assert batch.rows["groups"].tolist() == [1] and batch.rows["versions"].tolist() == [4]
     nothing = to_batch(Rollouts(), requests, 1)
     assert len(nothing) == 0 and nothing.columns["loss_mask"].dtype == torch.bool
+
+
+def responses(rewards: list[float], reasons: list[str]) -> Any:
+    """A batch of two responses to each prompt, of 1, 2, 3 ... tokens."""
+    samples: list[Any] = [
+        Sample(torch.arange(k + 1), torch.zeros(k + 1), reason)  # type: ignore[arg-type]
+        for k, reason in enumerate(reasons)
+    ]
+    rollouts = Rollouts(
+        prompt_indices=[k // 2 for k in range(len(rewards))],
+        samples=samples,
+        scores=[Score(value=value) for value in rewards],
+    )
+    requests = [PromptRequest(example=Toy(9)[k]) for k in range(len(rewards) // 2)]
+    return to_batch(rollouts, requests, 2)
+
+
+def test_prompts_whose_responses_are_all_worth_the_same_are_counted() -> None:
+    batch = responses([0.1, 0.1, 1.0, 0.0, 0.0, 0.0, 0.3, 0.2], ["stop"] * 8)
+    assert experience_metrics(batch, 0)["critic/zero_spread_groups"] == 0.5
+
+
+def test_no_token_of_a_truncated_response_is_trained_on() -> None:
+    batch = responses([1.0, 0.0, 1.0, 0.0], ["stop", "length", "length", "stop"])
+    before = batch.columns["loss_mask"].clone()
+    mask_truncated(batch)
+    bounds = batch.cu_seqlens.tolist()
+    for k, kept in enumerate([True, False, False, True]):
+        of = slice(bounds[k], bounds[k + 1])
+        assert before[of].sum() == k + 1
+        assert torch.equal(batch.columns["loss_mask"][of], before[of] & kept)
+    assert batch.rows["rewards"].tolist() == [1.0, 0.0, 1.0, 0.0]

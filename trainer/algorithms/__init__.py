@@ -8,7 +8,15 @@ loss of a step) and ``learning_rate`` (its schedule).
 from trainer.algorithms.advantages import Advantages, compute_advantages
 from trainer.algorithms.aggregate import LossAggMode, aggregate, token_weights
 from trainer.algorithms.group_advantages import grpo, rloo
-from trainer.algorithms.kl import AdaptiveKl, FixedKl, KlController, kl_estimate, make_kl_controller
+from trainer.algorithms.kl import (
+    AdaptiveKl,
+    FixedKl,
+    KlController,
+    is_clamped,
+    kl_estimate,
+    kl_loss,
+    make_kl_controller,
+)
 from trainer.algorithms.learning_rate import learning_rate
 from trainer.algorithms.loss_modes import (
     BY_COVARIANCE,
@@ -42,7 +50,9 @@ __all__ = [
     "aggregate",
     "compute_advantages",
     "grpo",
+    "is_clamped",
     "kl_estimate",
+    "kl_loss",
     "learning_rate",
     "make_kl_controller",
     "rloo",

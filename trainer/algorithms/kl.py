@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
+KlLossType = Literal[KlType, "k1+", "kl+", "k3+", "low_var_kl+", "abs+"]
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
@@ -40,6 +41,35 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tenso
     raise ValueError(
         f"no KL estimator {kind!r}; there are k1 (kl), k2 (mse), k3 (low_var_kl) and abs"
     )
+
+
+def kl_loss(log_probs: Tensor, ref_log_probs: Tensor, kind: KlLossType) -> Tensor:
+    """KL estimate of each token as a term of the loss: float32 [targets].
+
+    With a ``+`` behind its name an estimate keeps its value and takes the gradient of k2, d times
+    that of the log-prob, whose mean over the policy is the gradient of the KL; that of k1 has the
+    mean 0, and that of k3 is biased (Liu et al., "Rethinking KL regularization in RLHF", arXiv
+    2510.01555).
+    """
+    name = kind.removesuffix("+")
+    value = kl_estimate(log_probs, ref_log_probs, name)  # type: ignore[arg-type]
+    if name == kind:
+        return value
+    gradient = kl_estimate(log_probs, ref_log_probs, "k2")
+    return gradient - gradient.detach() + value.detach()
+
+
+def is_clamped(log_probs: Tensor, ref_log_probs: Tensor, kind: KlLossType) -> Tensor:
+    """Where an estimate is held at a bound and has therefore lost its gradient: bool [targets].
+
+    k3 at 10, which it reaches where the reference is some 12 times as likely as the policy; all at
+    a log-ratio of +-20.
+    """
+    d = (log_probs.float() - ref_log_probs.float()).detach()
+    clamped = d.abs() > MAX_LOG_RATIO
+    if kind.removesuffix("+") in ("k3", "low_var_kl"):
+        clamped |= torch.expm1(-d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) + d > MAX_K3
+    return clamped
 
 
 class KlController(Protocol):

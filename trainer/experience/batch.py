@@ -58,6 +58,22 @@ def to_batch(rollouts: Rollouts, requests: Sequence[PromptRequest], n: int) -> B
     return batch
 
 
+def mask_truncated(batch: Batch) -> None:
+    """Take the responses that the length limit cut off out of ``loss_mask``."""
+    batch.columns["loss_mask"] &= torch.repeat_interleave(batch.rows["finished"], batch.lengths)
+
+
+def zero_spread_share(batch: Batch) -> float:
+    """The share of the prompts whose responses all have the same reward: no estimator that compares
+    them learns from these.
+    """
+    _, index = torch.unique(batch.rows["groups"], return_inverse=True)
+    count = int(index.max()) + 1
+    lowest = torch.full((count,), torch.inf).scatter_reduce(0, index, batch.rows["rewards"], "amin")
+    most = torch.full((count,), -torch.inf).scatter_reduce(0, index, batch.rows["rewards"], "amax")
+    return float((lowest == most).float().mean())
+
+
 def experience_metrics(batch: Batch, version: int) -> dict[str, float]:
     """Metrics of a sampled ``batch``, with verl's names: scores, lengths and the share of responses
     that were cut off.
@@ -79,6 +95,7 @@ def experience_metrics(batch: Batch, version: int) -> dict[str, float]:
     staleness = version - batch.rows["versions"].float()
     metrics["training/staleness/mean"] = float(staleness.mean())
     metrics["training/staleness/max"] = float(staleness.max())
+    metrics["critic/zero_spread_groups"] = zero_spread_share(batch)
     metrics["response_length/clip_ratio"] = float((~batch.rows["finished"]).float().mean())
     return metrics
 

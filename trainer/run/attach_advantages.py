@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.algorithms import compute_advantages, kl_estimate, sequence_index
+import torch
+
+from trainer.algorithms import compute_advantages, is_clamped, kl_estimate, sequence_index
 from trainer.data import Batch
 from trainer.run.context import RunContext
 
@@ -17,8 +19,14 @@ def attach_advantages(ctx: RunContext, batch: Batch) -> dict[str, float]:
         kl = mask * kl_estimate(
             batch.columns["old_log_probs"], batch.columns["ref_log_probs"], algorithm.kl_penalty
         )
-        mean_kl = float(kl[mask].mean())
+        mean_kl = float(kl[mask].mean()) if mask.any() else 0.0
         metrics["actor/reward_kl_penalty"] = mean_kl
+        clamped = is_clamped(
+            batch.columns["old_log_probs"], batch.columns["ref_log_probs"], algorithm.kl_penalty
+        )
+        metrics["actor/reward_kl_clamped"] = (
+            float(clamped[mask].float().mean()) if mask.any() else 0.0
+        )
         metrics["actor/reward_kl_penalty_coeff"] = ctx.kl_controller.coef
     result = compute_advantages(
         algorithm.adv_estimator,
@@ -37,6 +45,8 @@ def attach_advantages(ctx: RunContext, batch: Batch) -> dict[str, float]:
         ctx.kl_controller.update(mean_kl, len(batch))
     batch.columns["advantages"] = result.advantages
     trained = result.advantages[mask]
+    if not trained.numel():  # every response was cut off, and masked for it
+        trained = torch.zeros(1)
     metrics["critic/advantages/mean"] = float(trained.mean())
     metrics["critic/advantages/max"] = float(trained.max())
     metrics["critic/advantages/min"] = float(trained.min())

@@ -14,6 +14,7 @@ from trainer.data import Batch, Example, Position, to_sft_batch
 from trainer.experience.batch import (
     check_failed_share,
     experience_metrics,
+    mask_truncated,
     mean_response_lengths,
     reward_metrics,
     to_batch,
@@ -89,6 +90,8 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
     metrics = experience_metrics(batch, version) | collector.stats()
     builtin_rule = ctx.config.custom_reward_function.path is None
     metrics |= reward_metrics(rollouts.scores, ctx.world, rule=builtin_rule)
+    if ctx.config.algorithm.mask_truncated_completions:
+        mask_truncated(batch)
     attach_old_log_probs(ctx, batch)
     if early_ref is None:
         attach_ref_log_probs(ctx, batch)

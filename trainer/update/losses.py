@@ -18,7 +18,8 @@ from trainer.algorithms import (
     PolicyTokens,
     add_terms,
     aggregate,
-    kl_estimate,
+    is_clamped,
+    kl_loss,
     select_by_covariance,
     sequence_index,
     sft_loss,
@@ -112,7 +113,15 @@ class PolicyObjective:
     """
 
     needs_entropy = True
-    sum_names: tuple[str, ...] = (*POLICY_SUMS, "loss", "pg_loss", "entropy", "kl", "rollout_diff")
+    sum_names: tuple[str, ...] = (
+        *POLICY_SUMS,
+        "loss",
+        "pg_loss",
+        "entropy",
+        "kl",
+        "kl_clamped",
+        "rollout_diff",
+    )
 
     def __init__(
         self,
@@ -154,9 +163,11 @@ class PolicyObjective:
         log_probs = stats.log_probs
         policy = self._policy_loss(policy_tokens(micro, packed, stats), self._settings)
         kl = None
+        clamped = None
         if actor.use_kl_loss:
             reference = _at_targets(micro, "ref_log_probs", packed, stats)
-            kl = kl_estimate(log_probs, reference, actor.kl_loss_type)
+            kl = kl_loss(log_probs, reference, actor.kl_loss_type)
+            clamped = is_clamped(log_probs, reference, actor.kl_loss_type)
         losses = add_terms(
             policy.losses,
             entropy=stats.entropy,
@@ -172,6 +183,7 @@ class PolicyObjective:
             sums["pg_loss"] = float(aggregate(policy.losses, weights))
             sums["entropy"] = _total(stats.entropy)
             sums["kl"] = _total(kl)
+            sums["kl_clamped"] = _total(clamped)
             sums["rollout_diff"] = _rollout_diff(micro, packed, stats)
         return loss, sums
 
@@ -190,6 +202,7 @@ class PolicyObjective:
             logged["training/rollout_probs_diff_mean"] = sums["rollout_diff"] / tokens
         if self._actor.use_kl_loss:
             logged["actor/kl_loss"] = sums["kl"] / tokens
+            logged["actor/kl_clamped"] = sums["kl_clamped"] / tokens
             logged["actor/kl_coef"] = self._actor.kl_loss_coef
         logged["actor/pg_loss"] = sums["pg_loss"] / steps
         logged["actor/loss"] = sums["loss"] / steps

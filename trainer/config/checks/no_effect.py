@@ -24,9 +24,11 @@ def no_effect_problems(config: Config) -> Iterator[str]:
 
 
 def no_effect_hints(config: Config) -> list[str]:
-    """Lines for the start of the run: keys that were set, have no effect and are let pass."""
+    """Lines for the start of the run: keys that were set, have no effect and are let pass, or have
+    it twice.
+    """
     values = config.model_dump()
-    lines = [*_messages(values, refused=False), *_not_built(values)]
+    lines = [*_messages(values, refused=False), *_not_built(values), *_kl_twice(config)]
     return [f"[HINT] {line}." for line in lines]
 
 
@@ -56,6 +58,17 @@ def _clip_ratio(config: Config) -> Iterator[str]:
         yield (
             f"{_ACTOR}.clip_ratio={ratio}, but clip_ratio_low={low} and clip_ratio_high={high} are "
             "set as well and come first: set these, or leave clip_ratio out"
+        )
+
+
+def _kl_twice(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    if actor.use_kl_loss and config.algorithm.use_kl_in_reward:
+        yield (
+            f"the KL to the reference counts twice: {_ACTOR}.use_kl_loss=true adds it to the loss "
+            f"(weight {actor.kl_loss_coef:g}), algorithm.use_kl_in_reward=true takes it from the "
+            f"reward (weight {config.algorithm.kl_ctrl.kl_coef:g}); set one of them to false, "
+            "unless you want both"
         )
 
 

@@ -47,6 +47,9 @@ NO_BUCKETING = NoEffect(
     "keeps no buckets apart: set it to true",
 )
 REF_BY_TOKENS = replace(BY_TOKENS, switch="actor_rollout_ref.ref.log_prob_use_dynamic_bsz")
+KlLossType = Literal[
+    "k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs", "k1+", "kl+", "k3+", "low_var_kl+", "abs+"
+]
 LossMode = Literal["vanilla", "gspo", "cispo", "gpg", "clip_cov", "kl_cov", "geo_mean"]
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 NO_RATIO_CLIP = NoEffect(_LOSS_MODE, ("gpg", "kl_cov"), "clips no ratio: set it to vanilla")
@@ -224,8 +227,10 @@ class Actor(Section):
     """Add the KL to the reference to the loss."""
     kl_loss_coef: Annotated[NonNegative, NO_KL_LOSS.allowing(0.0)]
     """Weight of the KL loss."""
-    kl_loss_type: Annotated[Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"], NO_KL_LOSS]
-    """Estimator of the KL. ``kl`` is k1, ``mse`` is k2, ``low_var_kl`` is k3."""
+    kl_loss_type: Annotated[KlLossType, NO_KL_LOSS]
+    """Estimator of the KL. ``kl`` is k1, ``mse`` is k2, ``low_var_kl`` is k3. With a ``+`` (k3+)
+    the value is that of the estimator and the gradient that of k2, which is unbiased.
+    """
     grad_clip: NonNegative
     """Largest global gradient norm. 0: no clipping."""
     grad_clip_adaptive: Annotated[bool, NO_CLIPPING]

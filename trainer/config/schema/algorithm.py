@@ -119,6 +119,10 @@ class Algorithm(Section):
     """Discount of a token's future reward (reinforce_plus_plus, gae)."""
     lam: Annotated[Share, NO_LAMBDA]
     """GAE's lambda."""
+    mask_truncated_completions: Annotated[bool, RL_ONLY]
+    """Train on no token of a response that was cut off by the length limit (DAPO's overlong
+    filtering, arXiv 2503.14476, section 3.4); its reward stays part of its group's baseline.
+    """
     use_kl_in_reward: Annotated[bool, RL_ONLY]
     """Subtract the KL to the reference from the reward of each token."""
     kl_penalty: Annotated[
