@@ -30,6 +30,11 @@ ALGORITHMS: Mapping[str, Sequence[str]] = {
     "grpo": (),
     "rloo": (),
     "reinforce_plus_plus": (),
+    "dapo": (
+        # An answer has up to 8 tokens: nothing is overlong.
+        "reward_model.overlong_buffer.enable=false",
+        "algorithm.filter_groups.max_num_gen_batches=4",
+    ),
     "gspo": _TWO_UPDATES,
     "cispo": _TWO_UPDATES,
 }

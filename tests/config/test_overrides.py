@@ -28,7 +28,7 @@ def test_all_unknown_keys_are_named_at_once_with_and_without_plus():
 
 
 def test_verl_keys_without_support_give_their_reason():
-    assert "dynamic sampling" in complaints("algorithm.filter_groups.enable=True")
+    assert "own filters" in complaints("algorithm.filter_groups.filter_kwargs.a=1")
     assert "deprecated; use" in complaints("+actor_rollout_ref.actor.ppo_micro_batch_size=4")
 
 

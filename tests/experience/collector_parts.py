@@ -15,6 +15,7 @@ from tests.data.toy import Toy
 from tests.models.support import make_model
 from trainer.data import Example
 from trainer.experience.collector import RolloutCollector
+from trainer.experience.group_filter import GroupFilter
 from trainer.experience.prompt_queue import PromptQueue
 from trainer.experience.sampler import Sampler
 from trainer.experience.weight_sync import WeightSync
@@ -71,6 +72,11 @@ def length_reward(
     return float(len(solution_str.split()))
 
 
+def parity_reward(solution_str: str, **_: Any) -> float:
+    """Whether the number of tokens is odd: equal for about half of all pairs of responses."""
+    return float(len(solution_str.split()) % 2)
+
+
 class Engine:
     """Stands for the training engine: the module, and the methods used around a generation."""
 
@@ -112,6 +118,7 @@ def make_collector(
     copied: bool = False,
     streaming: bool = True,
     reward: Any = length_reward,
+    most_rounds: int = 0,
 ) -> tuple[RolloutCollector, Engine, HfEngine]:
     module = make_model()
     engine = Engine(module)
@@ -139,5 +146,8 @@ def make_collector(
         world,
         batch_size=batch_size,
         one_step_off=one_step_off,  # type: ignore[arg-type]
+        group_filter=GroupFilter(metric="acc", most_rounds=most_rounds, n=n)
+        if most_rounds
+        else None,
     )
     return collector, engine, rollout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.experience.collector_parts import SCORERS, make_collector
+from tests.experience.collector_parts import SCORERS, make_collector, parity_reward
 from tests.experience.test_collector import run
 from trainer.base import signals
 from trainer.base.signals import StopRequested
@@ -16,6 +16,7 @@ from trainer.rollout.hf.generation import HfGeneration
 from trainer.tracking import Timers
 
 OVER_SAMPLED = {"over_sampling": 1.5, "max_staleness": 2}
+FILTERED: dict[str, Any] = {"most_rounds": 8, "reward": parity_reward}
 KEEPS = {"copied": True, "max_staleness": 1}
 
 
@@ -64,8 +65,8 @@ def leave(collector: RolloutCollector, step: int) -> None:
     collector.give_back(step)
 
 
-@pytest.mark.parametrize("settings", [{}, OVER_SAMPLED, {"copied": True}])
-@pytest.mark.parametrize("after", [1, 6])
+@pytest.mark.parametrize("settings", [{}, OVER_SAMPLED, {"copied": True}, FILTERED])
+@pytest.mark.parametrize("after", [1, 6, 15])
 def test_a_step_left_in_its_rollouts_is_generated_again_as_it_was(
     stop: Stop, settings: dict[str, Any], after: int
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_step_left_in_its_rollouts_is_generated_again_as_it_was(
     assert first + run(collector, engine, first=3) == whole
 
 
-@pytest.mark.parametrize("settings", [{}, OVER_SAMPLED])
+@pytest.mark.parametrize("settings", [{}, OVER_SAMPLED, FILTERED])
 def test_a_step_left_after_its_rollouts_is_generated_again_as_it_was(
     stop: Stop, settings: dict[str, Any]
 ) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from trainer.base.errors import UserError
 from trainer.base.signals import StopRequested
 from trainer.config.schema import Config
 from trainer.data import Example
+from trainer.experience.group_filter import GroupFilter
 from trainer.experience.prompt_queue import (
     PromptQueue,
     PromptRequest,
@@ -34,7 +36,7 @@ OnFinished = Callable[[Sequence[PromptRequest], int, Sequence[Sample]], None]
 """Called with the requests of a step, the index of one that is finished, and its samples."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Collection:
     """The requests of a step and this rank's rollouts of them."""
 
@@ -57,9 +59,10 @@ class RolloutCollector:
         *,
         batch_size: int,
         one_step_off: bool = False,
+        group_filter: GroupFilter | None = None,
     ) -> None:
         """``batch_size``: prompts of a step, over all ranks. ``one_step_off`` needs an engine in
-        processes of its own.
+        processes of its own. ``group_filter``: only such prompts are collected.
         """
         self.prompts = prompts
         self.sampler = sampler
@@ -68,8 +71,11 @@ class RolloutCollector:
         self._world = world
         self._one_step_off = one_step_off
         self._ahead: _Collection | None = None
-        self._current: _Collection | None = None
-        """That of the step under way, until the next one."""
+        self._filter = group_filter
+        self._rounds: list[_Collection] = []
+        """Those of the step under way, until the next one: one, or more with ``group_filter``."""
+        self._requests: list[PromptRequest] = []
+        """Those of all its rounds."""
         self._pool: ThreadPoolExecutor | None = None
         self._stats: dict[str, float] = {}
 
@@ -90,6 +96,7 @@ class RolloutCollector:
             world,
             batch_size=config.data.train_batch_size,
             one_step_off=config.actor_rollout_ref.rollout.one_step_off,
+            group_filter=GroupFilter.from_config(config),
         )
 
     def collect(
@@ -101,7 +108,8 @@ class RolloutCollector:
         last: bool,
         on_finished: OnFinished | None = None,
     ) -> tuple[list[PromptRequest], Rollouts]:
-        """Return the requests of ``step`` and this rank's rollouts of them.
+        """Return the requests of ``step`` and this rank's rollouts of them; with a group filter,
+        rollouts of those that it keeps, from as many rounds of generation as it takes.
 
         ``version``: of the current weights. ``last``: no step follows. ``on_finished`` is called
         for each prompt as soon as it is finished, unless it was generated one step ahead.
@@ -110,19 +118,19 @@ class RolloutCollector:
         data, a reward function or an agent of one rank fails, and StopRequested soon after one was
         asked to stop. The next call gets the same prompts.
         """
+        self._rounds = []
         if self._ahead is None:
-            current = self._generate_now(step, version, timers, on_finished)
+            self._generate_now(step, version, timers, on_finished)
         else:
-            current = self._ahead
+            self._rounds.append(self._ahead)
             self._ahead = None
-        self._current = current
-        with timers("gen"):  # one step off: the wait for the rest of the generation
-            rollouts = self._agree(current)
-        self._stats = dict(self._weight_sync.rollout_engine.stats())
-        self._put_back_unfinished(current, rollouts)
+        rollouts = self._finish_round(timers)
+        if self._filter is not None:
+            rollouts = self._collect_kept(self._filter, step, version, timers, rollouts)
+        self._requests = [request for one in self._rounds for request in one.requests]
         if self._one_step_off and not last:
             self._ahead = self._generate_ahead(step + 1, version, timers)
-        return current.requests, rollouts
+        return self._requests, rollouts
 
     def drain(self) -> None:
         """Wait for the rollouts generated ahead and put them back as finished prompts.
@@ -147,10 +155,10 @@ class RolloutCollector:
         in the last bits, on what else is generated at a time.)
         """
         ahead = self._ahead
-        current = self._current
+        rounds = self._rounds
         self._ahead = None
-        self._current = None
-        for collection in (ahead, current):
+        self._rounds = []
+        for collection in (ahead, *reversed(rounds)):
             if collection is not None and collection.step >= step:
                 self._give_back(collection)
 
@@ -158,10 +166,7 @@ class RolloutCollector:
         """Remember the mean response length of the prompts ``groups`` (indices of the requests of
         the last ``collect``), once it is sure that the step is taken.
         """
-        if self._current is None:
-            raise AssertionError("lengths are of responses that were collected")
-        requests = self._current.requests
-        self.prompts.record_lengths([requests[g].example for g in groups], lengths)
+        self.prompts.record_lengths([self._requests[g].example for g in groups], lengths)
 
     def stats(self) -> dict[str, float]:
         """Metrics ``rollout/*``: the engine's counters of its last generation."""
@@ -172,12 +177,77 @@ class RolloutCollector:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def _finish_round(self, timers: Timers) -> Rollouts:
+        """Wait for this rank's rollouts of the last round; all ranks have theirs."""
+        current = self._rounds[-1]
+        with timers("gen"):  # one step off: the wait for the rest of the generation
+            rollouts = self._agree(current)
+        self._stats = dict(self._weight_sync.rollout_engine.stats())
+        self._put_back_unfinished(current, rollouts)
+        return rollouts
+
+    def _collect_kept(
+        self,
+        group_filter: GroupFilter,
+        step: int,
+        version: int,
+        timers: Timers,
+        rollouts: Rollouts,
+    ) -> Rollouts:
+        """This rank's rollouts of the prompts that the filter keeps, those of ``rollouts`` (of the
+        first round) first: ``batch_size`` prompts over all ranks, or what the most rounds give.
+
+        What is kept beyond that goes back to the queue. Raises as ``collect`` does, and AgreedError
+        when no prompt is kept.
+        """
+        collected = Rollouts()
+        count = 0
+        varied = 0
+        first_number = 0
+        try:
+            while True:
+                with agreed(self._world):
+                    kept = group_filter.kept(rollouts)
+                everywhere = sorted(chain.from_iterable(self._world.gather(kept)))
+                needed = set(everywhere[: self.batch_size - count])
+                collected.extend(rollouts.only(needed, offset=first_number))
+                self._put_back_surplus(rollouts, set(kept) - needed)
+                count += len(needed)
+                varied += len(everywhere)
+                first_number += len(self._rounds[-1].requests)
+                if count == self.batch_size or len(self._rounds) == group_filter.most_rounds:
+                    break
+                self._generate_now(step, version, timers, None)
+                rollouts = self._finish_round(timers)
+            finished = self.batch_size * len(self._rounds)
+            with agreed(self._world):
+                if count == 0:
+                    raise group_filter.nothing_varies(finished, rollouts.scores)
+        except ENDS_THE_RUN:
+            self.prompts.give_back(step)
+            raise
+        self._stats["num_gen_batches"] = len(self._rounds)
+        self._stats["kept_prompts"] = count
+        self._stats["kept_share"] = varied / finished
+        return collected
+
+    def _put_back_surplus(self, rollouts: Rollouts, surplus: Collection[int]) -> None:
+        """Put prompts of the last round that the step has no room for back as finished ones.
+        Collective.
+        """
+        current = self._rounds[-1]
+        samples = _all_samples(rollouts.only(surplus), self.sampler.n)
+        shared = share_samples(samples, self.sampler.n, self._world)
+        self.prompts.put_back(to_resume(current.requests, shared))
+        current.already_back.update(shared)
+
     def _generate_now(
         self, step: int, version: int, timers: Timers, on_finished: OnFinished | None
-    ) -> _Collection:
+    ) -> None:
+        """Generate one more round of the step."""
         requests = self._take(step, version, timers)
         result: Future[Rollouts] = Future()
-        self._current = _Collection(step, requests, result)
+        self._rounds.append(_Collection(step, requests, result))
         try:
             with self._weight_sync.ready(version, timers, keep_awake=self._one_step_off):
                 try:
@@ -188,7 +258,6 @@ class RolloutCollector:
                     result.set_exception(error)
         except (EngineFailed, StopRequested) as error:  # raised in ``_agree``, on all ranks
             result.set_exception(error)
-        return self._current
 
     def _generate_ahead(self, step: int, version: int, timers: Timers) -> _Collection:
         requests: list[PromptRequest] = []
@@ -209,14 +278,18 @@ class RolloutCollector:
     def _take(self, step: int, version: int, timers: Timers) -> list[PromptRequest]:
         """The requests of a step, the same on all ranks."""
         requests: list[PromptRequest] = []
+        earlier = sum(len(one.requests) for one in self._rounds if one.step == step)
         try:
             with timers("data_wait"), agreed(self._world):
-                requests = self.prompts.take(self.batch_size, step, version)
+                requests = self.prompts.take(self.batch_size, step, version, first_number=earlier)
         except ENDS_THE_RUN:
             self.prompts.put_back(requests)
             raise
         except StopRequested:
-            self.prompts.give_back(step)
+            if earlier:
+                self.prompts.put_back(requests)  # the rounds before it go back with the step
+            else:
+                self.prompts.give_back(step)
             raise
         return requests
 
@@ -231,7 +304,7 @@ class RolloutCollector:
             self.prompts.put_back(collection.requests)
             raise
         except StopRequested:
-            if collection is not self._current:
+            if collection not in self._rounds:
                 self._give_back(collection)  # the step that it was generated ahead of is trained
             raise
         return collection.rollouts.result()

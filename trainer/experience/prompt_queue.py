@@ -66,19 +66,28 @@ class PromptQueue:
             max_staleness=config.algorithm.max_staleness,
         )
 
-    def take(self, batch_size: int, step: int, version: int) -> list[PromptRequest]:
+    def take(
+        self, batch_size: int, step: int, version: int, *, first_number: int = 0
+    ) -> list[PromptRequest]:
         """The prompts to begin in ``step`` for a batch of ``batch_size``, at least that many.
 
-        ``version``: of the current weights. Raises UserError for an example that can't be read.
+        ``version``: of the current weights. ``first_number``: of the first request, in a further
+        round of the same step. Raises UserError for an example that can't be read.
         """
         count = math.ceil(batch_size * self._over_sampling - 1e-9)
-        self._before = {k: waiting for k, waiting in self._before.items() if k == step - 1}
+        further = first_number > 0
+        self._before = {
+            k: waiting
+            for k, waiting in self._before.items()
+            if k == step - 1 or (further and k == step)
+        }
         while len(self._waiting) < count:
             drawn = [PromptRequest(example=example) for example in next(self._batches)]
             self._waiting += drawn
             for waiting in self._before.values():
                 waiting += drawn
-        self._before[step] = list(self._waiting)
+        if not further:
+            self._before[step] = list(self._waiting)
         taken = self._waiting[:count]
         self._waiting = self._waiting[count:]
         requests: list[PromptRequest] = []
@@ -86,7 +95,8 @@ class PromptQueue:
             begun_by = [s.version for s in request.partial_samples if s.response_ids.numel()]
             staleness = version - min(begun_by, default=version)
             if request.step == 0 or staleness > self.max_staleness:
-                request = PromptRequest(example=request.example, step=step, number=len(requests))
+                number = first_number + len(requests)
+                request = PromptRequest(example=request.example, step=step, number=number)
             requests.append(request)
         return requests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -48,6 +48,26 @@ class Rollouts:
     """Reward of the greedy response to each response's prompt, where the sampler draws one."""
     unfinished: dict[int, list[Sample]] = field(default_factory=dict)
     """Partial samples of the prompts that were begun but not needed, by index of the request."""
+
+    def only(self, indices: Collection[int], *, offset: int = 0) -> Rollouts:
+        """The finished responses to the prompts ``indices``, which then have ``offset`` more."""
+        at = [k for k, index in enumerate(self.prompt_indices) if index in indices]
+        return Rollouts(
+            prompt_indices=[self.prompt_indices[k] + offset for k in at],
+            samples=[self.samples[k] for k in at],
+            scores=[self.scores[k] for k in at],
+            texts=[self.texts[k] for k in at],
+            baselines=None if self.baselines is None else [self.baselines[k] for k in at],
+        )
+
+    def extend(self, other: Rollouts) -> None:
+        """Append the finished responses of ``other``."""
+        self.prompt_indices += other.prompt_indices
+        self.samples += other.samples
+        self.scores += other.scores
+        self.texts += other.texts
+        if other.baselines is not None:
+            self.baselines = [*(self.baselines or []), *other.baselines]
 
 
 @dataclass(frozen=True, kw_only=True)

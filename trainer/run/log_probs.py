@@ -49,12 +49,14 @@ def attach_ref_log_probs(ctx: RunContext, batch: Batch) -> None:
 def early_reference(ctx: RunContext) -> EarlyReference | None:
     """The reference's pass over responses that finish while others are generated.
 
-    None without a reference, when the rollout engine leaves no time for it, and when the reference
-    is sharded, so that ranks would wait for each other.
+    None without a reference, when the rollout engine leaves no time for it, when prompts are
+    filtered, and when the reference is sharded, so that ranks would wait for each other.
     """
     config = ctx.ref_pass
     reference = ctx.reference
     if ctx.collector is None or reference is None:
+        return None
+    if ctx.config.algorithm.filter_groups.enable:  # most of a round may be left out
         return None
     if not runs_early(ctx.config.actor_rollout_ref.rollout):
         return None

@@ -34,6 +34,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *violations(Sizes.from_config(config)),
         *_engine(config),
         *_policy_loss(config),
+        *_filter_groups(config),
         *_reference(config),
         *_machines(config),
         *_resuming(config),
@@ -212,6 +213,23 @@ def _policy_loss(config: Config) -> Iterator[str]:
         yield (
             f"{_ACTOR}.policy_loss.clip_cov_lb={loss.clip_cov_lb} is not below "
             f"clip_cov_ub={loss.clip_cov_ub}: set clip_cov_lb=1.0 clip_cov_ub=5.0"
+        )
+
+
+def _filter_groups(config: Config) -> Iterator[str]:
+    settings = config.algorithm.filter_groups
+    if not settings.enable:
+        return
+    n = config.actor_rollout_ref.rollout.n
+    if n < 2:
+        yield (
+            f"algorithm.filter_groups.enable=true compares the responses to a prompt, but "
+            f"{_ROLLOUT}.n={n}: set {_ROLLOUT}.n to 2 or more"
+        )
+    if settings.metric == "seq_final_reward":
+        yield (
+            "algorithm.filter_groups.metric=seq_final_reward: with the KL taken off every reward "
+            "differs; set it to acc, score or seq_reward"
         )
 
 

@@ -71,6 +71,9 @@ REWARD_BY_DATA = NoEffect(
     "takes the rule that fits the data: set it to the file that defines it",
     refused=True,
 )
+NO_FILTER = NoEffect(
+    "algorithm.filter_groups.enable", (False,), "keeps all prompts: set it to true"
+)
 NO_OVERLONG_BUFFER = NoEffect(
     "reward_model.overlong_buffer.enable", (False,), "adds no penalty: set it to true"
 )
@@ -102,6 +105,24 @@ class KlCtrl(Section):
     """Sequences over which the adaptive controller moves the weight."""
 
 
+class FilterGroups(Section):
+    """``algorithm.filter_groups``: DAPO's dynamic sampling."""
+
+    enable: Annotated[bool, RL_ONLY]
+    """Train only on prompts whose responses are not all worth the same, and generate further rounds
+    until a step has ``data.train_batch_size`` of them (arXiv 2503.14476, section 3.2).
+    """
+    metric: Annotated[Text, NO_FILTER]
+    """What has to differ: ``acc`` or ``score``, the score without the penalty of
+    ``reward_model.overlong_buffer``; ``seq_reward``, with it; or a number that
+    ``custom_reward_function`` returns beside its score.
+    """
+    max_num_gen_batches: Annotated[Count, MAY_CHANGE, NO_FILTER]
+    """Rounds of a step, at most. It then trains on the prompts that it has; without any the run
+    stops.
+    """
+
+
 class Algorithm(Section):
     """``algorithm``."""
 
@@ -130,6 +151,7 @@ class Algorithm(Section):
     ]
     """Estimator of the KL of ``use_kl_in_reward``."""
     kl_ctrl: KlCtrl
+    filter_groups: FilterGroups
 
 
 class Critic(Section):

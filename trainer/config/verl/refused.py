@@ -86,7 +86,9 @@ REFUSED: dict[str, str] = {
     f"{_ROLLOUT}.enable_rollout_routing_replay": "mixture-of-experts models are not built yet",
     f"{_ROLLOUT}.router": "requests go to the server with the fewest",
     f"{_ROLLOUT}.limit_images": "images are not supported",
-    "algorithm.filter_groups": "dynamic sampling (DAPO) is not built yet",
+    "algorithm.filter_groups.filter_function": "prompts whose responses differ in "
+    "algorithm.filter_groups.metric are kept; own filters are not loaded",
+    "algorithm.filter_groups.filter_kwargs": "own filters are not loaded",
     "algorithm.pf_ppo": "it is not built",
     "algorithm.use_pf_ppo": "it is not built",
     "algorithm.rollout_correction": "correction for the policy that sampled is not built yet",
