@@ -6,8 +6,10 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.runs import GRPO, finish, rows
+from trainer.base.run_folder import read_json_lines
 from trainer.models.cache import cache_root
 
 TWO_STEPS = "trainer.total_training_steps=2"
@@ -68,7 +70,9 @@ def test_static_micro_batches_for_a_user_whose_home_cannot_be_written(tmp_path: 
     assert all(row["batch/num_micro_batches"] == 4 for row in records)
 
 
-def test_a_profiled_step_shows_the_phases_of_all_ranks(tmp_path: Path) -> None:
+def test_two_ranks_write_profiles_and_all_responses(tmp_path: Path) -> None:
+    val = "actor_rollout_ref.rollout.val_kwargs"
+    texts = tmp_path / "texts"
     screen = finish(
         tmp_path,
         *GRPO,
@@ -77,7 +81,15 @@ def test_a_profiled_step_shows_the_phases_of_all_ranks(tmp_path: Path) -> None:
         "trainer.profiler.steps=[2]",
         "trainer.profiler.ranks=[1]",
         "trainer.profiler.contents=[cpu,memory]",
+        "trainer.test_freq=1",
+        "trainer.val_before_train=true",
+        f"{val}.n=4",
+        f"{val}.do_sample=true",
+        f"{val}.temperature=1.0",
+        f"trainer.rollout_data_dir={texts}/train",
+        f"trainer.validation_data_dir={texts}/val",
     )
+    check_responses(texts, rows(tmp_path))
     folder = tmp_path / "profile/step_2"
     assert sorted(path.name for path in folder.iterdir()) == [
         "phases.json",
@@ -97,7 +109,7 @@ def test_a_profiled_step_shows_the_phases_of_all_ranks(tmp_path: Path) -> None:
         assert {"gen", "reward", "adv", "update_actor"} <= set(phases)
         assert {"all_gather", "all_reduce"} <= exchanges
         assert phases["gen"]["ts"] < phases["update_actor"]["ts"]
-        seconds = rows(tmp_path)[1]["timing/update_actor"]
+        seconds = rows(tmp_path)[-1]["timing/update_actor"]
         if rank == 0:
             assert abs(phases["update_actor"]["dur"] / 1e6 - seconds) < 0.01
     with gzip.open(folder / "rank_1.pt.trace.json.gz") as file:
@@ -107,3 +119,31 @@ def test_a_profiled_step_shows_the_phases_of_all_ranks(tmp_path: Path) -> None:
     log = (tmp_path / "logs/attempt_1/rank_1.log").read_text()
     assert "profile of this step" in log and " x  aten::mm" in log
     assert folder.stat().st_mode & 0o77 == 0
+
+
+def check_responses(texts: Path, records: list[dict[str, Any]]) -> None:
+    """The files hold every response once, and the metrics are those of the files."""
+    assert sorted(path.name for path in (texts / "val").iterdir()) == [
+        "0.jsonl",
+        "1.jsonl",
+        "2.jsonl",
+    ]
+    by_step = {record["step"]: record for record in records}
+    first, last = (read_json_lines(texts / f"val/{step}.jsonl") for step in (0, 2))
+    assert [row["input"] for row in first] == [row["input"] for row in last]
+    source = last[0]["data_source"]
+    mean = sum(row["score"] for row in last) / len(last)
+    assert math.isclose(by_step[2][f"val-core/{source}/reward/mean@4"], mean, abs_tol=1e-9)
+    assert math.isclose(by_step[2]["val/reward"], mean, abs_tol=1e-9)
+    assert len(last) == by_step[2]["val/samples"] and "val/win_rate" not in by_step[0]
+    assert 0 <= by_step[2]["val/win_rate"] <= 1
+    for step in (1, 2):
+        trained = read_json_lines(texts / f"train/{step}.jsonl")
+        scores = [row["score"] for row in trained]
+        assert math.isclose(by_step[step]["critic/score/mean"], sum(scores) / len(scores))
+        assert {row["step"] for row in trained} == {step}
+        assert all(row["output"] is not None and row["gts"] for row in trained)
+        lengths = [row["response_length"] for row in trained]
+        mean_length = by_step[step]["response_length/mean"]
+        assert math.isclose(mean_length, sum(lengths) / len(lengths), rel_tol=1e-6)
+    assert (texts / "train/1.jsonl").stat().st_mode & 0o77 == 0

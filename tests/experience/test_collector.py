@@ -292,10 +292,12 @@ def validation_context(collector: RolloutCollector, *, elsewhere: int) -> Any:
         sum=dict,
         any=lambda flag: max(int(flag), elsewhere),
         gather=lambda value: [value],
+        broadcast=lambda value: value,
+        is_main=False,
     )
     config = SimpleNamespace(
         data=SimpleNamespace(val_batch_size=2),
-        trainer=SimpleNamespace(log_val_generations=0),
+        trainer=SimpleNamespace(log_val_generations=0, validation_data_dir=None),
         custom_reward_function=SimpleNamespace(path="reward.py"),
         reward=SimpleNamespace(max_failed_share=0.1),
     )
@@ -352,7 +354,7 @@ def test_a_validation_waits_for_the_generation_ahead(monkeypatch: pytest.MonkeyP
     collector._ahead = collector._generate_ahead(2, 0, Timers())
     assert under_way.wait(300)
     threading.Timer(0.2, gate.set).start()
-    metrics, _ = validate(validation_context(collector, elsewhere=0), 1)
+    metrics = validate(validation_context(collector, elsewhere=0), 1).metrics
     assert metrics["val/samples"] == 5 * collector.sampler.n and rollout.version == 1
     monkeypatch.setattr(rollout, "generate", generate)
     requests, rollouts = collector.collect(2, 1, Timers(), last=True)

@@ -80,7 +80,9 @@ def test_scores_come_back_in_order(file: Path, workers: int) -> None:
 
 def test_a_dict_brings_numbers_for_the_metrics(file: Path) -> None:
     with Scorer(load_reward(file, "rich")) as scorer:
-        assert scorer.score(requests("ab")) == [Score(value=0.5, extra={"acc": 1.0, "length": 2.0})]
+        assert scorer.score(requests("ab")) == [
+            Score(value=0.5, extra={"acc": 1.0, "length": 2.0}, pred="x")
+        ]
 
 
 def test_functions_are_called_by_keyword(file: Path) -> None:

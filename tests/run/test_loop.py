@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trainer.base import signals
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE, UserError
@@ -40,6 +41,7 @@ class FakeRun:
             test_freq=2,
             grace_period_s=120.0,
             checkpoint=SimpleNamespace(save_margin=1.5),
+            profiler=SimpleNamespace(steps=None),
         )
         self.config = SimpleNamespace(trainer=trainer)
         self.engine = SimpleNamespace(hide_from_forks=lambda: None)
@@ -48,7 +50,7 @@ class FakeRun:
         self.at_step = at_step
         self.logged: list[int] = []
         self.saved: int | None = None
-        self.world = SimpleNamespace(is_main=False)
+        self.world = SimpleNamespace(is_main=False, device=torch.device("cpu"))
         self.unlogged: dict[str, Any] | None = None
         self.stop_step = 0
         self.save_s = 1.0

@@ -41,6 +41,8 @@ class Score:
     """Other numbers that the reward function returned with ``score``; they become metrics."""
     unjudged: bool = False
     """The maths rule did not decide in time; ``value`` is 0."""
+    pred: str | None = None
+    """The answer that a user's function read from the response (``pred``); None: it gave none."""
     failed: str = ""
     """Why a user's function gave no number for the response; ``value`` is ``reward.on_error``."""
 
@@ -62,6 +64,7 @@ def to_score(returned: Any) -> Score:
     """
     value = returned
     extra: dict[str, float] = {}
+    pred: str | None = None
     if isinstance(returned, Mapping):
         if "score" not in returned:
             keys = ", ".join(map(str, returned)) or "nothing"
@@ -69,6 +72,8 @@ def to_score(returned: Any) -> Score:
         value = returned["score"]
         extra = _numbers(returned)
         extra.pop("score", None)
+        if isinstance(returned.get("pred"), str):
+            pred = returned["pred"]
     number = _number(value)
     if number is None:
         raise ValueError(f"{type(value).__name__} {str(value)[:60]!r}, not a number")
@@ -76,7 +81,7 @@ def to_score(returned: Any) -> Score:
         raise ValueError(f"{number}, not a finite number")
     if abs(number) > LARGEST:
         raise ValueError(f"{number:g}, which float32 can't hold (at most {LARGEST:.2g})")
-    return Score(value=number, extra=extra)
+    return Score(value=number, extra=extra, pred=pred)
 
 
 def _numbers(mapping: Mapping[Any, Any]) -> dict[str, float]:

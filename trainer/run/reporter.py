@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainer.base.metrics_file import METRICS_FILE, ReplacedSteps, by_step
@@ -13,6 +14,7 @@ from trainer.run.attempt import attempt_number
 from trainer.run.batching_metrics import BatchingMetrics
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
+from trainer.run.sample_files import write_samples
 from trainer.run.step import TrainingStep
 from trainer.run.validation import validate
 from trainer.tracking import Tracker
@@ -69,13 +71,22 @@ class RunReporter:
 
     def validation(self, step: int) -> dict[str, float]:
         """Validate, keep some generations, and return the metrics. Collective."""
-        metrics, generations = validate(self._ctx, step)
-        self._tracker.log_generations(step, generations)
-        return metrics
+        validation = validate(self._ctx, step)
+        self._tracker.log_generations(step, validation.generations)
+        self._write_samples(self._ctx.config.trainer.validation_data_dir, step, validation.samples)
+        return validation.metrics
+
+    def _write_samples(
+        self, folder: str | None, step: int, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Write responses where a folder is asked for. Collective."""
+        if folder is not None:
+            write_samples(Path(folder), step, rows, self._ctx.world, self.message)
 
     def step_metrics(self, step: int, result: TrainingStep) -> dict[str, float]:
         """Speed, memory, batching and times of a training step. Collective."""
         ctx = self._ctx
+        self._write_samples(ctx.config.trainer.rollout_data_dir, step, result.samples)
         plans = [optimizer_step.plan for optimizer_step in result.optimizer_steps]
         tokens = [count for plan in plans for rank in plan.tokens for count in rank]
         seconds = ctx.timers.seconds("step")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from trainer.run.attach_advantages import attach_advantages
 from trainer.run.context import RunContext
 from trainer.run.log_probs import attach_old_log_probs, attach_ref_log_probs, early_reference
 from trainer.run.policy_update import update_policy
+from trainer.run.sample_files import sample_rows
 from trainer.update.optimizer_step import OptimizerStep
 
 
@@ -36,6 +38,8 @@ class TrainingStep:
     """The whole batch, the same on every rank."""
     optimizer_steps: Sequence[OptimizerStep]
     metrics: dict[str, float]
+    samples: Sequence[Mapping[str, Any]] = ()
+    """This rank's responses as text, where ``trainer.rollout_data_dir`` asks for them."""
 
 
 def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example]]) -> TrainingStep:
@@ -46,10 +50,11 @@ def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example
     state are then those of the step before.
     """
     started = time.perf_counter()
+    samples: Sequence[Mapping[str, Any]] = ()
     position = ctx.loader.position
     try:
         if ctx.is_rl:
-            batch, metrics = generate_experience(ctx, step)
+            batch, metrics, samples = generate_experience(ctx, step)
         else:
             batch, metrics = next_sft_batch(ctx, sft_batches)
         begin_update(ctx.world)
@@ -68,11 +73,15 @@ def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example
     ctx.samples_seen += len(batch)
     ctx.timers.add("step", time.perf_counter() - started)
     ctx.productive_s += ctx.timers.seconds("step")
-    return TrainingStep(batch, optimizer_steps, metrics | update_metrics)
+    return TrainingStep(batch, optimizer_steps, metrics | update_metrics, samples)
 
 
-def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, float]]:
-    """Rollout, rewards and log-probs of the prompts of ``step``; the whole batch on every rank."""
+def generate_experience(
+    ctx: RunContext, step: int
+) -> tuple[Batch, dict[str, float], Sequence[Mapping[str, Any]]]:
+    """Rollout, rewards and log-probs of the prompts of ``step``: the whole batch on every rank, its
+    metrics, and this rank's responses as text where they are asked for.
+    """
     collector = ctx.collector
     if collector is None:
         raise AssertionError("an RL run has a rollout collector")
@@ -82,6 +91,10 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
         step, version, ctx.timers, last=step == ctx.total_steps, on_finished=early_ref
     )
     check_failed_share(rollouts.scores, ctx.world, ctx.config.reward.max_failed_share)
+    samples: Sequence[Mapping[str, Any]] = ()
+    if ctx.config.trainer.rollout_data_dir is not None:
+        examples = [request.example for request in requests]
+        samples = sample_rows(rollouts, examples, ctx.tokenizer, step)
     rank_batch = to_batch(rollouts, requests, collector.sampler.n)
     if early_ref is not None:
         with ctx.timers("ref"):
@@ -95,7 +108,7 @@ def generate_experience(ctx: RunContext, step: int) -> tuple[Batch, dict[str, fl
     attach_old_log_probs(ctx, batch)
     if early_ref is None:
         attach_ref_log_probs(ctx, batch)
-    return batch, metrics
+    return batch, metrics, samples
 
 
 def give_back(ctx: RunContext, step: int, position: Position) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -14,8 +17,15 @@ from trainer.experience.prompt_queue import PromptRequest
 from trainer.experience.sampler import Rollouts, Sampler
 from trainer.experience.weight_sync import raise_engine_failure
 from trainer.ranks.world import World
+from trainer.rewards import Score
+from trainer.rewards.rules.final_answer import final_answer
+from trainer.rewards.rules.plain_text import plain_text
 from trainer.rollout import EngineFailed
 from trainer.run.context import RunContext
+from trainer.run.reference_scores import FILE, load_reference, save_reference
+from trainer.run.sample_files import sample_rows
+from trainer.run.source_metrics import PromptResult, source_metrics, win_rate
+from trainer.tracking.optional_output import optional_output
 
 VALIDATION_METRICS = (
     "val/reward",
@@ -27,15 +37,27 @@ VALIDATION_METRICS = (
 """Metrics that every validation gives."""
 
 
-def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
-    """Metrics of the validation set, the same on every rank, and some of this rank's generations.
+@dataclass(frozen=True)
+class Validation:
+    """What a validation gives; all of it is empty without prompts or a reward."""
 
-    Both are empty without validation data or a reward for it. Raises EngineFailed on all ranks when
-    one rank's engine is lost, AgreedError when one rank's reward function or agent fails or when
-    more rewards fail than allowed, StopRequested when one is asked to stop.
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The same on every rank."""
+    generations: Sequence[Mapping[str, Any]] = ()
+    """Some of this rank's responses."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """All of this rank's responses, where ``trainer.validation_data_dir`` asks for them."""
+
+
+def validate(ctx: RunContext, step: int) -> Validation:
+    """Answer the validation prompts with the policy of ``step``. Collective.
+
+    Nothing is done without validation data or a reward for it. Raises EngineFailed on all ranks
+    when one rank's engine is lost, AgreedError when one rank's reward function or agent fails or
+    when more rewards fail than allowed, StopRequested when one is asked to stop.
     """
     if ctx.val_sampler is None or ctx.weight_sync is None or not ctx.val_examples:
-        return {}, []
+        return Validation()
     if ctx.collector is not None:
         ctx.collector.drain()  # rollouts drawn ahead use the same engine, with other weights
     # Every validation draws the same random numbers: two of them differ by the policy alone.
@@ -54,8 +76,15 @@ def validate(ctx: RunContext, step: int) -> tuple[dict[str, float], list[Mapping
     builtin_rule = ctx.config.custom_reward_function.path is None
     metrics = validation_metrics(rollouts, ctx.world)
     metrics |= reward_metrics(rollouts.scores, ctx.world, rule=builtin_rule, prefix="val_")
+    results = gathered_results(rollouts, ctx.val_examples, ctx.world)
+    metrics |= source_metrics(results)
+    metrics |= _compared_with_reference(ctx, step, results)
     count = ctx.config.trainer.log_val_generations
-    return metrics, generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, count)
+    generations = generation_rows(rollouts, ctx.val_examples, ctx.tokenizer, count)
+    samples: list[dict[str, Any]] = []
+    if ctx.config.trainer.validation_data_dir is not None:
+        samples = sample_rows(rollouts, ctx.val_examples, ctx.tokenizer, step)
+    return Validation(metrics, generations, samples)
 
 
 def _generate(ctx: RunContext, sampler: Sampler, rollouts: Rollouts) -> None:
@@ -96,6 +125,66 @@ def validation_metrics(rollouts: Rollouts, world: World) -> dict[str, float]:
         "val/response_length/clip_ratio": sums["cut"] / n,
         "val/samples": sums["n"],
     }
+
+
+def gathered_results(
+    rollouts: Rollouts, examples: Sequence[Example], world: World
+) -> list[PromptResult]:
+    """What all ranks saw of each prompt, in the order of the prompts. Collective."""
+    positions: dict[int, list[int]] = {}
+    for position, index in enumerate(rollouts.prompt_indices):
+        positions.setdefault(index, []).append(position)
+    results = []
+    for index, of_prompt in positions.items():
+        example = examples[index]
+        scores = [rollouts.scores[position] for position in of_prompt]
+        values = {"reward": [score.value for score in scores]}
+        if all("acc" in score.extra for score in scores):
+            values["acc"] = [score.extra["acc"] for score in scores]
+        answers = [rollouts.texts[position] for position in of_prompt]
+        if len(scores) > 1:
+            answers = [answer_of(text, score) for text, score in zip(answers, scores, strict=True)]
+        results.append(
+            PromptResult(
+                index=index,
+                source=example.data_source,
+                digest=zlib.crc32(repr(example.prompt_ids).encode()),
+                values=values,
+                answers=answers if len(scores) > 1 else [""],
+            )
+        )
+    gathered = [result for part in world.gather(results) for result in part]
+    return sorted(gathered, key=lambda result: result.index)
+
+
+def answer_of(text: str, score: Score) -> str:
+    """What a response answers: as its reward function read it, else the answer that it states,
+    else all of it.
+    """
+    if score.pred is not None:
+        return score.pred
+    answer = final_answer(text)
+    if answer.stated and answer.texts:
+        return plain_text(answer.texts[0])
+    return text.strip()
+
+
+def _compared_with_reference(
+    ctx: RunContext, step: int, results: Sequence[PromptResult]
+) -> dict[str, float]:
+    """``val/win_rate`` against the validation before the first step, which is kept. Collective."""
+    reference: dict[int, tuple[int, float]] = {}
+    if ctx.world.is_main and step == 0 and not ctx.config.trainer.val_only:
+        with optional_output(f"{ctx.run_dir}/{FILE}", _say):
+            save_reference(ctx.run_dir, results)
+    elif ctx.world.is_main:
+        reference = load_reference(ctx.run_dir)
+    rate = ctx.world.broadcast(win_rate(results, reference) if ctx.world.is_main else None)
+    return {} if rate is None else {"val/win_rate": rate}
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
 
 
 def generation_rows(

@@ -19,7 +19,7 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
-from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, NoEffect
+from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, RL_ONLY, NoEffect
 
 
 def _resume_mode(value: object) -> object:
@@ -179,6 +179,12 @@ class Trainer(Section):
     """Where metrics go besides ``metrics.jsonl``; docs/loggers.md has the settings of each."""
     log_val_generations: Annotated[Whole, MAY_CHANGE]
     """Validation answers logged as text each time."""
+    rollout_data_dir: Annotated[Text | None, MAY_CHANGE, RL_ONLY]
+    """Folder for the responses of training with their rewards: ``STEP.jsonl``. null: none."""
+    validation_data_dir: Annotated[Text | None, MAY_CHANGE]
+    """Folder for the responses of each validation with their rewards: ``STEP.jsonl``. null:
+    none.
+    """
     seed: Seed
     """Seed of everything random."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE]

@@ -51,8 +51,6 @@ ACCEPTED: Mapping[str, Accepted] = {
     "trainer.critic_warmup": Accepted("no critic is trained", ("0",)),
     "trainer.max_critic_ckpt_to_keep": _CRITIC,
     "trainer.del_local_ckpt_after_load": _NOT_ASKED,
-    "trainer.rollout_data_dir": _NOT_ASKED,
-    "trainer.validation_data_dir": _NOT_ASKED,
     "trainer.esi_redundant_time": Accepted("it is off here as well", ("0", *_OFF)),
     "trainer.profile_interval": Accepted("the profiler is off", ("[-1,-1]", *_OFF)),
     "global_profiler.profile_continuous_steps": _NOT_ASKED,

@@ -13,7 +13,6 @@ _OTHER_ENGINES = ("veomni", "torchtitan", "automodel", "mindspeed", "mindspeedll
 _NO_CRITIC = "the value model is not built yet; use algorithm.adv_estimator=grpo"
 _NO_REWARD_MODEL = "reward models are not built yet; use custom_reward_function.path"
 _PROFILER = "set trainer.profiler.steps to the steps that are profiled"
-_NO_GENERATIONS = "set trainer.log_val_generations; generations of validation go to the run folder"
 
 REFUSED: dict[str, str] = {
     f"{_ACTOR}.ppo_micro_batch_size": "it is deprecated; use "
@@ -127,8 +126,6 @@ REFUSED: dict[str, str] = {
     "data.output_path": "generation alone is not built; use trainer.val_only=true",
     "trainer.balance_batch": "work is always balanced over ranks; leave the key out",
     "trainer.critic_warmup": _NO_CRITIC,
-    "trainer.rollout_data_dir": _NO_GENERATIONS,
-    "trainer.validation_data_dir": _NO_GENERATIONS,
     "trainer.del_local_ckpt_after_load": "use trainer.checkpoint.keep_last",
     "trainer.esi_redundant_time": "use trainer.grace_period_s",
     "trainer.profile_interval": _PROFILER,
