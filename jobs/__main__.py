@@ -14,6 +14,7 @@ DEFAULT_LEDGER = "runs/ledger.jsonl"
 SUMMARY = "What was launched, how it goes, and what to do about it."
 EXAMPLES = """examples:
   python -m jobs status                   all runs; -f refreshes until they have ended
+  python -m jobs watch SWEEP/3            one run live: curves, phases, memory, samples
   python -m jobs logs -f SWEEP/3          the log of rank 0, over all attempts
   python -m jobs resubmit SWEEP --state failed
 RUN is a sweep, SWEEP/INDEX, a Slurm id or a run folder. NO_COLOR=1 leaves colours out. More in \
@@ -37,6 +38,11 @@ COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
                 {"action": "store_true", "help": "one JSON line per run instead of a table"},
             ),
         ],
+    ),
+    "watch": (
+        "curves, phases, memory and samples of a run, drawn anew as it goes; a table of several",
+        True,
+        [(("--once",), {"action": "store_true", "help": "draw one frame and end"})],
     ),
     "logs": (
         "the log of a rank",

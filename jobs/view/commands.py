@@ -72,6 +72,19 @@ def status(options: Namespace) -> int:
     return 0
 
 
+def watch(options: Namespace) -> int:
+    """Pages that are drawn anew. Run folders need no ledger."""
+    from jobs.view.live import folder_entry, watch
+
+    found = [folder_entry(word) for word in options.runs]
+    entries = [entry for entry in found if entry is not None]
+    if not entries or len(entries) < len(options.runs):
+        entries, _ = _selected(options)
+    if not entries:
+        raise UserError("no run is in that state.")
+    return watch(entries, options)
+
+
 def logs(options: Namespace) -> int:
     """Print the log of one rank of one run. Raises UserError unless exactly one run is named."""
     from jobs.view.logs import follow, show
