@@ -147,3 +147,45 @@ def check_responses(texts: Path, records: list[dict[str, Any]]) -> None:
         mean_length = by_step[step]["response_length/mean"]
         assert math.isclose(mean_length, sum(lengths) / len(lengths), rel_tol=1e-6)
     assert (texts / "train/1.jsonl").stat().st_mode & 0o77 == 0
+
+
+def test_dapo_on_two_ranks_with_truncated_responses_masked(tmp_path: Path) -> None:
+    changed = ("ppo_mini_batch_size", "max_response_length")
+    finish(
+        tmp_path,
+        *(override for override in GRPO if not any(key in override for key in changed)),
+        TWO_STEPS,
+        "trainer.n_gpus_per_node=2",
+        "algorithm=dapo",
+        "algorithm.filter_groups.metric=length",
+        "algorithm.mask_truncated_completions=true",
+        f"custom_reward_function.path={Path(__file__).parent / 'length_reward.py'}",
+        f"{ACTOR}.ppo_mini_batch_size=2",
+        f"{ACTOR}.use_kl_loss=true",
+        f"{ACTOR}.kl_loss_type=k3+",
+        "data.max_response_length=200",  # about half of the responses end before
+    )
+    for row in rows(tmp_path):
+        assert row["rollout/kept_prompts"] == 4 and row["actor/optimizer_steps"] == 2
+        assert row["rollout/num_gen_batches"] >= 1
+        assert 0 < row["rollout/kept_share"] <= 1
+        assert 0 < row["response_length/clip_ratio"] < 1 and row["actor/kl_clamped"] == 0
+        assert math.isfinite(row["actor/grad_norm"])
+
+
+def test_remax_with_tokens_left_out_by_their_covariance(tmp_path: Path) -> None:
+    finish(
+        tmp_path,
+        *(override for override in GRPO if "rollout.n" not in override),
+        TWO_STEPS,
+        "algorithm=remax",
+        f"custom_reward_function.path={Path(__file__).parent / 'length_reward.py'}",
+        f"{ACTOR}.policy_loss.loss_mode=clip_cov",
+        f"{ACTOR}.policy_loss.clip_cov_ratio=0.2",
+        f"{ACTOR}.policy_loss.clip_cov_lb=-100",
+        f"{ACTOR}.policy_loss.clip_cov_ub=100",
+    )
+    for row in rows(tmp_path):
+        assert 0 < row["actor/cov_selected"] <= 0.2
+        assert row["timing/baseline_gen"] > 0
+        assert row["actor/grad_norm"] > 0
