@@ -263,11 +263,12 @@ def test_a_terminal_gets_the_live_line_and_the_log_its_last_state(tmp_path: Path
     text = drain(leader)
     assert parent.wait(BOUND_S) == 0
     assert "\x1b[" in text and "3/3" in text and "reward 0.75" in text
-    (line,) = [
-        row
+    *steps, line = [
+        row.strip()
         for row in (tmp_path / "logs/attempt_1/rank_0.log").read_text().splitlines()
         if "step" in row
     ]
+    assert steps == [f"step {step}/3 · reward {0.25 * step}" for step in (1, 2, 3)]
     assert "3/3" in line and "reward 0.75" in line and "\x1b" not in line
 
 

@@ -7,10 +7,17 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.tracking.terminal import drain
 from trainer.tracking.console import Eta, PlainDisplay
-from trainer.tracking.console_text import format_duration, format_number, plain_line, progress_text
+from trainer.tracking.console_text import (
+    fitted_line,
+    format_duration,
+    format_number,
+    plain_line,
+    progress_text,
+)
 
 METRICS = {
     "actor/loss": 0.123456,
@@ -69,8 +76,10 @@ def test_a_closed_pipe_does_not_end_a_run() -> None:
 
 
 SHOW_STEPS = """
+import os
+from pathlib import Path
 from trainer.tracking.console import make_display
-display = make_display(2, 0)
+display = make_display(2, 0, Path(os.environ["STEPS_LOG"]) if "STEPS_LOG" in os.environ else None)
 display.message("[HINT] said above")
 for step in (1, 2):
     display.update(step, {"critic/score/mean": 0.5 * step, "perf/tokens_per_second": 1000.0})
@@ -96,6 +105,21 @@ def test_a_terminal_gets_one_live_line() -> None:
     text = show({"TERM": "xterm-256color"})
     assert "\x1b[" in text and "reward 1" in text and "1,000 tok/s" in text and "2/2" in text
     assert text.count("[HINT] said above") == 1
+
+
+def test_a_steps_line_fits_the_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "steps.log"
+    text = show({"TERM": "xterm-256color", "COLUMNS": "40", "STEPS_LOG": str(log)})
+    assert "step 1/2 · reward 0.5 · tok/s 1000" in text and "step 2/2 · reward 1" in text
+    assert [line.split(" - ")[1] for line in log.read_text().splitlines()] == [
+        "critic/score/mean:0.5",
+        "critic/score/mean:1",
+    ]
+    assert log.stat().st_mode & 0o77 == 0
+    for width in (20, 40, 80, 200):
+        assert len(fitted_line(3, 10, METRICS, width)) <= width
+    assert fitted_line(3, 10, METRICS, 34) == "step 3/10 · reward 0.5"
+    assert fitted_line(3, 10, METRICS, 80) == "step 3/10 · reward 0.5 · tok/s 1.235e+04"
 
 
 def test_no_color_means_no_colour() -> None:

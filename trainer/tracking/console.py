@@ -8,10 +8,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from trainer.base.environment import TERMINAL
-from trainer.tracking.console_text import plain_line, progress_text
+from trainer.tracking.console_text import fitted_line, plain_line, progress_text
 
 
 class Display(Protocol):
@@ -73,9 +74,12 @@ class PlainDisplay:
 
 
 class RichDisplay:
-    """A live progress line: step, reward or loss, tokens/s, memory, time left."""
+    """A line for each step that fits the terminal, and below them a live one: step, reward or loss,
+    tokens/s, memory, time left.
+    """
 
-    def __init__(self, total_steps: int, steps_done: int) -> None:
+    def __init__(self, total_steps: int, steps_done: int, log: Path | None = None) -> None:
+        """``log``: takes the long lines that :class:`PlainDisplay` shows."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -83,6 +87,8 @@ class RichDisplay:
             force_terminal=True if _forced_terminal() else None,
             no_color=True if os.environ.get("NO_COLOR") else None,
         )
+        self._total_steps = total_steps
+        self._log = log
         self._eta = Eta(total_steps)
         self._progress = Progress(
             TextColumn("step"),
@@ -97,8 +103,11 @@ class RichDisplay:
         self._progress.start()
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Redraw the line."""
-        text = progress_text(metrics, self._eta.update(step))
+        """Print the step's line and redraw the live one."""
+        left = self._eta.update(step)
+        text = progress_text(metrics, left)
+        self._append(plain_line(step, self._total_steps, metrics, left))
+        self.message(fitted_line(step, self._total_steps, metrics, self._progress.console.width))
         with contextlib.suppress(OSError):  # the terminal is gone
             self._progress.update(self._task, completed=step, numbers=text)
 
@@ -107,17 +116,27 @@ class RichDisplay:
         with contextlib.suppress(OSError):
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _append(self, line: str) -> None:
+        if self._log is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk: metrics.jsonl waits and has it
+            descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with open(descriptor, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
     def close(self) -> None:
         """Stop redrawing; the last state of the line stays."""
         with contextlib.suppress(OSError):
             self._progress.stop()
 
 
-def make_display(total_steps: int, steps_done: int) -> Display:
-    """A live line on a terminal; plain lines otherwise (files, pipes, TERM=dumb)."""
+def make_display(total_steps: int, steps_done: int, log: Path | None = None) -> Display:
+    """A live line on a terminal; plain lines otherwise (files, pipes, TERM=dumb). ``log``: takes
+    the long lines where the screen gets short ones.
+    """
     on_terminal = sys.stdout.isatty() or _forced_terminal()
     if on_terminal and os.environ.get("TERM") != "dumb":
-        return RichDisplay(total_steps, steps_done)
+        return RichDisplay(total_steps, steps_done, log)
     return PlainDisplay(total_steps)
 
 

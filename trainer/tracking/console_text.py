@@ -10,6 +10,19 @@ HEADLINE = ("critic/score/mean", "val/reward", "train/nll", "actor/loss")
 """The first of these that a step has is its headline: a reward before a loss."""
 MEMORY = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
 SHORT_NAMES = {"critic/score/mean": "reward", "train/nll": "loss"}
+ON_TERMINAL = {
+    "critic/score/mean": "reward",
+    "val/reward": "validation",
+    "train/nll": "loss",
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad norm",
+    "actor/entropy": "entropy",
+    "response_length/mean": "length",
+    "perf/tokens_per_second": "tok/s",
+    "timing/step": "s",
+    "batch/fill_ratio": "fill ratio",
+}
+"""Metric -> its title in a step's line on a terminal; the first ones come first."""
 _RECORD_ONLY = re.compile(
     "|".join(
         (
@@ -63,6 +76,21 @@ def progress_text(metrics: Mapping[str, Any], eta_s: float | None) -> str:
     if eta_s is not None:
         parts.append(f"{format_duration(eta_s)} left")
     return " · ".join(parts)
+
+
+def fitted_line(step: int, total_steps: int, metrics: Mapping[str, Any], width: int) -> str:
+    """The step in one line of at most ``width`` characters: as many of :data:`ON_TERMINAL` as
+    fit, in their order.
+    """
+    line = f"step {step}/{total_steps}"
+    for name, title in ON_TERMINAL.items():
+        if metrics.get(name) is None:
+            continue
+        part = f" · {title} {format_number(metrics[name])}"
+        if len(line) + len(part) > width:
+            break
+        line += part
+    return line[:width]
 
 
 def format_number(value: Any) -> str:

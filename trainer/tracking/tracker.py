@@ -14,7 +14,7 @@ from trainer.base.environment import available_cores
 from trainer.base.errors import UserError, nearest
 from trainer.base.metrics_file import METRICS_FILE, MetricsFile, ReplacedSteps, to_plain
 from trainer.base.rank_info import rank_from_environment
-from trainer.base.run_folder import DISPLAY_NAME, read_json
+from trainer.base.run_folder import DISPLAY_NAME, log_folder, read_json
 from trainer.config.schema import Config
 from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
@@ -29,6 +29,10 @@ from trainer.tracking.wandb_run import MODES, WandbRun, load_or_create_identity
 
 LOGGERS = ("console", "wandb", *FOLLOWERS)
 """Where metrics go besides ``metrics.jsonl``, which is always written."""
+
+
+STEPS_LOG = "steps.log"
+"""In the logs of an attempt: a long line for each step, where the screen is a terminal."""
 
 
 class Tracker:
@@ -73,7 +77,8 @@ class Tracker:
         self._file = _open_record(run_dir, steps_done if trains else None, attempt)
         self.replaced = self._file.replaced
         if "console" in loggers:
-            self._display = make_display(total_steps, steps_done)
+            log = log_folder(run_dir, attempt) / STEPS_LOG
+            self._display = make_display(total_steps, steps_done, log)
         self._health = Health(watermarks, num_workers=num_workers)
         if num_workers:
             ranks = rank_from_environment().local_world_size
