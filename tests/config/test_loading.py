@@ -250,6 +250,10 @@ BAD = [
         "custom_reward_function.name=f, but custom_reward_function.path=null",
     ),
     (
+        {"reward.rules": {"a/b": "maths"}, "custom_reward_function.path": "reward.py"},
+        "reward.rules has no effect with custom_reward_function.path=reward.py",
+    ),
+    (
         {"reward_model.overlong_buffer.enable": True},
         "reward_model.overlong_buffer.len=4096 is more than data.max_response_length=",
     ),

@@ -106,6 +106,35 @@ def test_open_groups_take_any_key():
     )
 
 
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["reward.rules.openai/gsm8k=maths"], "openai/gsm8k:maths"),
+        (["++reward.rules.my.org/v1.5-x=search_em"], "my.org/v1.5-x:search_em"),
+        (["reward.rules.aime*=maths", "reward.rules.b=exact_match"], "aime*:maths,b:exact_match"),
+        (["reward.rules={a/b:maths}", "reward.rules.a/b=exact_match"], "a/b:exact_match"),
+    ],
+)
+def test_rules_of_sources_with_slashes_and_dots_are_one_group_for_hydra(
+    argv: list[str], given: str
+):
+    line = check_overrides(argv)
+    assert line.problems == []
+    assert line.argv[-1] == f"++reward.rules={{{given}}}"
+
+
+def test_a_rule_that_does_not_exist_and_a_source_that_cannot_be_typed_are_told():
+    text = complaints("reward.rules.a/b=exct_match", "reward.rules.a,b=maths", "reward.rules={c:x}")
+    assert "reward.rules.a/b=exct_match: there is no such rule; did you mean 'exact_match'?" in text
+    assert "reward.rules.a,b=maths: a data source of that name can't be typed" in text
+    assert "reward.rules.c=x: there is no such rule (maths, multiple_choice" in text
+
+
+def test_a_sweep_over_rules_is_left_to_hydra():
+    sweep = "reward.rules={a:maths},{a:exact_match}"
+    assert check_overrides(["-m", sweep]).argv[-1] == f"++{sweep}"
+
+
 def test_keys_of_the_cluster_are_left_to_hydra():
     words = ["cluster=dev", "cluster.partition=x", "hydra.launcher.timeout_min=5"]
     assert check_overrides(["-m", *words]).argv[-1].startswith("hydra.")

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.config.helpers import minimal_settings, put
 from trainer.base.errors import UserError
+from trainer.config.loading import load
+from trainer.run import build
 from trainer.run.build import require_judgeable, truncation_notes
+
+
+def test_rules_are_tried_on_the_data_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_policy(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(build, "load_policy", load_policy)
+    file = tmp_path / "d.jsonl"
+    worked = "48/2 = 24 in May\n48 + 24 = 72 clips in all"
+    file.write_text(json.dumps({"prompt": "a", "answer": worked, "data_source": "own/x"}) + "\n")
+    tree = minimal_settings()
+    put(tree, "data.task", None)
+    put(tree, "data.train_files", str(file))
+    put(tree, "trainer.test_freq", -1)
+    world: Any = SimpleNamespace(
+        is_main=True, device="cpu", any=lambda code: code, gather=lambda text: [text]
+    )
+    with pytest.raises(UserError, match=r"d.jsonl, row 1: the maths rule, .*reward.rules.own/x="):
+        build.build(load(tree), tmp_path, world)
+    put(tree, "reward.rules", {"own/x": "exact_match"})
+    with pytest.raises(AssertionError, match="the model was loaded"):
+        build.build(load(tree), tmp_path, world)
 
 
 def settings(mode: str = "sft", path: str | None = None) -> Any:

@@ -16,9 +16,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from trainer.base.errors import first_line, nearest, shortened
+from trainer.base.reward_rules import RULES
 from trainer.config.keys.conf_tree import conf_dir, config_groups
 from trainer.config.keys.tree import (
     NOT_SETTINGS,
+    OPEN_KEYS,
     in_open_group,
     known_groups,
     known_keys,
@@ -48,6 +50,10 @@ SWEEPER = "hydra/sweeper=grid"
 """The sweeper, unless the command line sets it."""
 LAUNCHERS = ("slurm", "local")
 """Ours; another one would submit without checks, frozen settings, requeue and ledger."""
+_RULE = re.compile(r"\+{0,2}reward\.rules\.([^=]+)=(.*)", re.DOTALL)
+"""A rule of one data source, whose name may have slashes and dots."""
+_SOURCE = re.compile(r"[\w/.*@?+|$%-]+(?: [\w/.*@?+|$%-]+)*")
+"""Names that Hydra takes as keys of a dictionary."""
 _READ_BY_JOBS = re.compile(r"[+~]*(cluster|container|hydra[./](launcher|sweep|sweeper))[./=@]")
 
 
@@ -72,6 +78,8 @@ class _Overrides:
     problems: list[str] = field(default_factory=list)
     translations: dict[str, Translation] = field(default_factory=dict)
     """verl's settings that are not taken, as typed -> what they are here."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """Data source -> rule, of ``reward.rules.SOURCE=RULE``."""
 
 
 def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandLine:
@@ -86,7 +94,14 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
     groups = config_groups([conf_dir(), *folders])
     overrides = _Overrides()
     for text in flags.overrides:
-        _add_override(overrides, text, groups)
+        rule = _RULE.fullmatch(text)
+        if rule is None:
+            _add_override(overrides, text, groups)
+        else:
+            _add_rule(overrides, text, source=rule[1], rule=rule[2])
+    if overrides.rules:
+        listed = ",".join(f"{source}:{rule}" for source, rule in overrides.rules.items())
+        overrides.texts.append(f"++reward.rules={{{listed}}}")
     problems = [*overrides.problems, *refusals(overrides.translations)]
     if starts_run and not (flags.multirun or flags.cfg or flags.info):
         problems += _read_by_jobs_only(overrides.texts)
@@ -136,6 +151,27 @@ def _add_override(overrides: _Overrides, text: str, groups: dict[str, list[str]]
         _add_setting(overrides, override, text)
 
 
+def _add_rule(overrides: _Overrides, text: str, *, source: str, rule: str) -> None:
+    """Add ``reward.rules.SOURCE=RULE``, or what is wrong with it. Hydra would take the dots of a
+    source for groups of keys, and its slashes for a config group.
+    """
+    source = source.strip("\"'")
+    rule = rule.strip("\"'")
+    if not _SOURCE.fullmatch(source):
+        overrides.problems.append(
+            f"{text}: a data source of that name can't be typed; write it in a file, below "
+            "reward: rules: (python -m trainer --config-dir DIR --config-name NAME)"
+        )
+    elif rule not in RULES:
+        overrides.problems.append(
+            f"reward.rules.{source}={rule}: there is no such rule{nearest(rule, RULES)} "
+            f"({', '.join(RULES)}); to sweep over rules: "
+            f"'reward.rules={{{source}:{RULES[0]}}},{{{source}:{RULES[2]}}}'"
+        )
+    else:
+        overrides.rules[source] = rule
+
+
 def _add_setting(overrides: _Overrides, override: Override, text: str) -> None:
     """Add a setting under its name here, unless it changes nothing or is not supported."""
     key = override.key_or_group
@@ -149,7 +185,12 @@ def _add_setting(overrides: _Overrides, override: Override, text: str) -> None:
     elif found.key in known_groups() and isinstance(override.value(), str | int | float):
         overrides.problems.append(f"{key}={found.value}: expected a group of keys")
     else:
-        prefix = "++" if in_open_group(found.key) else ""
+        whole = override.value()
+        if found.key == "reward.rules" and isinstance(whole, dict):
+            for source, rule in whole.items():
+                _add_rule(overrides, text, source=str(source), rule=str(rule))
+            return
+        prefix = "++" if in_open_group(found.key) or found.key in OPEN_KEYS else ""
         overrides.texts.append(f"{prefix}{found.key}={found.value}")
 
 

@@ -6,7 +6,8 @@ tokens and checks them (``chat_template``, ``rendering`` and ``conversation`` wr
 ``truncate`` cuts),
 ``dataset`` numbers the rows of several files and ``arithmetic`` makes up sums. ``loader`` yields
 batches in the order of ``order``; ``collate`` and ``batch`` make them ragged arrays; ``data_check``
-refuses samples that can't be trained on.
+refuses samples that can't be trained on, and ``first_truths`` reads the answers that the rules are
+tried on.
 
 Every failure is a UserError that names file, row, field and what to type.
 """
@@ -22,6 +23,7 @@ from trainer.data.dataset import Dataset, FileDataset, Fingerprint, same_data_wa
 from trainer.data.encode import Encoder, EncodeSettings
 from trainer.data.example import Example
 from trainer.data.fields import Keys
+from trainer.data.first_truths import SourceTruth, first_truths
 from trainer.data.loader import Loader, worker_count
 from trainer.data.order import Position
 
@@ -38,8 +40,10 @@ __all__ = [
     "Keys",
     "Loader",
     "Position",
+    "SourceTruth",
     "check_samples",
     "endless",
+    "first_truths",
     "make_dataset",
     "make_datasets",
     "make_loader",

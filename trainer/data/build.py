@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from trainer.base.data_files import expand
 from trainer.base.errors import UserError
+from trainer.base.reward_rules import RuleName
 from trainer.config.schema import Config, Data
 from trainer.data.arithmetic import ArithmeticDataset, ArithmeticSettings
 from trainer.data.dataset import Dataset, FileDataset
@@ -36,6 +37,7 @@ def make_datasets(
             mode=config.trainer.mode,
             vocabulary=vocabulary,
             maths_rule=maths_rule,
+            rules=config.reward.rules,
             local_ranks=local_ranks,
         )
         for split in get_args(Split)
@@ -43,6 +45,12 @@ def make_datasets(
     if train is None:
         raise AssertionError("make_dataset refuses a run without training data")
     return train, val
+
+
+def keys_of(config: Config) -> Keys:
+    """The fields of a row and who judges its answer, without the response to learn."""
+    by_rule = config.custom_reward_function.path is None
+    return _keys(config.data, "rl", maths_rule=by_rule, rules=config.reward.rules)
 
 
 def endless(loader: Loader) -> Iterator[list[Example]]:
@@ -59,14 +67,16 @@ def make_dataset(
     mode: Literal["sft", "rl"],
     vocabulary: int | None = None,
     maths_rule: bool = True,
+    rules: Mapping[str, RuleName] | None = None,
     arithmetic: ArithmeticSettings | None = None,
     local_ranks: int = 1,
 ) -> Dataset | None:
     """The training or validation data; None when validation has none.
 
     ``vocabulary`` is the model's. With the ``maths_rule`` each row needs a right answer in RL, and
-    every right answer must be one that the rule can compare with; a user's reward function gets
-    what the row has. Raises UserError for anything wrong with keys or files.
+    every right answer must be one that the rule of its data source (``rules``, or the built-in
+    one) can compare with; a user's reward function gets what the row has. Raises UserError for
+    anything wrong with keys or files.
     """
     encoder = Encoder(tokenizer, _encode_settings(data, vocabulary))
     limit = data.train_max_samples if split == "train" else data.val_max_samples
@@ -85,7 +95,7 @@ def make_dataset(
         return None
     return FileDataset(
         expand(patterns, key),
-        _keys(data, mode, maths_rule=maths_rule),
+        _keys(data, mode, maths_rule=maths_rule, rules=rules or {}),
         encoder,
         key=key,
         limit=limit,
@@ -118,13 +128,16 @@ def _encode_settings(data: Data, vocabulary: int | None) -> EncodeSettings:
     )
 
 
-def _keys(data: Data, mode: Literal["sft", "rl"], *, maths_rule: bool) -> Keys:
+def _keys(
+    data: Data, mode: Literal["sft", "rl"], *, maths_rule: bool, rules: Mapping[str, RuleName]
+) -> Keys:
     return Keys(
         prompt=data.prompt_key,
         response=data.response_key if mode == "sft" else None,
         answer=data.answer_key,
         answer_required=maths_rule and mode == "rl",
         maths_rule=maths_rule,
+        rules=rules,
         data_source=data.data_source_key,
     )
 

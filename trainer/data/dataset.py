@@ -102,7 +102,8 @@ class FileDataset:
                 )
         content = xxhash.xxh3_128()
         names_of_fields = asdict(keys)
-        del names_of_fields["maths_rule"]  # says who judges, not what the samples are
+        for who_judges in ("maths_rule", "rules"):  # not what the samples are
+            del names_of_fields[who_judges]
         fields = repr(sorted(names_of_fields.items()))
         digests = [table.source.digest() for table in self._tables]
         for part in (*digests, fields, str(len(self._rows))):
@@ -140,8 +141,7 @@ class FileDataset:
         return self._tables[file], position - start
 
     def _read(self, table: Table, i: int) -> DataRow:
-        # datasets names the folder and not the .arrow files in it
-        name = table.path.parent.name if table.path.suffix == ".arrow" else table.path.stem
+        name = source_named_after(table.path)
         return read_row(table.read(i), self._keys, _location(table, i), name)
 
     def _fitting(self, num_workers: int) -> Iterator[bool]:
@@ -161,6 +161,13 @@ class FileDataset:
             measure, spans, num_workers=min(num_workers, len(spans)), name="prompt filter"
         ):
             yield from part
+
+
+def source_named_after(path: Path) -> str:
+    """The data source of rows that name none: the file, or of ``.arrow`` files the folder that
+    ``datasets`` gave a name.
+    """
+    return path.parent.name if path.suffix == ".arrow" else path.stem
 
 
 def _location(table: Table, i: int) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.base.errors import UserError, nearest
+from trainer.base.reward_rules import RuleName, rule_or_default
 from trainer.data.messages import Message, read_answer, read_prompt, refuse_unread
 from trainer.data.truth import rule_truth
 
@@ -27,9 +28,11 @@ class Keys:
     answer_required: bool = True
     data_source: str = "data_source"
     maths_rule: bool = True
-    """The built-in rule judges: right answers must be such that it can. False: a user's function
+    """Built-in rules judge: right answers must be such that they can. False: a user's function
     gets them as they are.
     """
+    rules: Mapping[str, RuleName] = field(default_factory=dict)
+    """``reward.rules``: data source -> the rule that judges it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +81,14 @@ def read_row(row: Mapping[str, Any], keys: Keys, location: str, default_source: 
         source = lookup(row, keys.data_source)
     except KeyError:
         source = None
+    data_source = default_source if source is None else str(source)
     extra = row.get("extra_info")
     return DataRow(
         prompt=prompt,
         response=answer if isinstance(answer, str) else None,
         turns=answer if isinstance(answer, list) else None,
-        ground_truth=_answer(row, keys, location),
-        data_source=default_source if source is None else str(source),
+        ground_truth=_answer(row, keys, location, data_source),
+        data_source=data_source,
         extra_info=dict(extra) if isinstance(extra, Mapping) else {},
     )
 
@@ -111,7 +115,7 @@ def _with_answer(
     return prompt, read_answer(value, key, location, prompt=prompt)
 
 
-def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:
+def _answer(row: Mapping[str, Any], keys: Keys, location: str, source: str) -> Any:
     if keys.answer is None:
         return None
     key = keys.answer
@@ -137,7 +141,7 @@ def _answer(row: Mapping[str, Any], keys: Keys, location: str) -> Any:
         )
     if empty or not keys.maths_rule:
         return value
-    return rule_truth(value, key, location)
+    return rule_truth(value, key, location, rule_or_default(source, keys.rules))
 
 
 def _field(row: Mapping[str, Any], key: str, setting: str, location: str) -> Any:

@@ -1,10 +1,10 @@
 """Rewards of responses: the rule for mathematical answers, and a user's own function.
 
-Read in this order: ``types`` (request and score), ``maths`` (the rule, which reads
-and compares answers with ``rules``), ``user`` (loads a user's
-function), ``guarded_call`` (one call of it), ``scorer`` (worker processes), ``scoring_round``
-(responses scored as they arrive),
-``shaping`` (length penalties).
+Read in this order: ``types`` (request and score), ``by_source`` (the rule of a data source),
+``maths`` (the rule, which reads and compares answers with ``rules``), ``self_check`` (rules tried
+on their own truths), ``user`` (loads a user's function), ``guarded_call`` (one call of it),
+``scorer`` (worker processes), ``scoring_round`` (responses scored as they arrive), ``shaping``
+(length penalties).
 """
 
 from __future__ import annotations

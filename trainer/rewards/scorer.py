@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from trainer.base.errors import UserError
 from trainer.base.forked import Forked
+from trainer.base.reward_rules import RuleName
 from trainer.config.schema import Config
 from trainer.data import worker_count
+from trainer.rewards.by_source import quick_score, slow_score
 from trainer.rewards.guarded_call import call, describe
-from trainer.rewards.maths import quick_maths, slow_maths
 from trainer.rewards.scoring_round import ScoringRound, Worker
 from trainer.rewards.types import RewardFunction, RewardRequest, Score
 from trainer.rewards.user import load_reward
@@ -20,10 +21,10 @@ USER_TIMEOUT_S = 300.0
 
 
 class Scorer:
-    """Scores responses with the maths rule, or with ``reward`` when one is given.
+    """Scores responses with the rule of their data source, or with ``reward`` when one is given.
 
-    Plain numbers after ``####`` are compared in the calling process. Everything else runs in
-    ``workers`` forked processes, so that no call can hang or crash the trainer; any thread may call
+    Numbers and words are compared in the calling process. Everything else runs in ``workers``
+    forked processes, so that no call can hang or crash the trainer; any thread may call
     the scorer. A call lasts at most ``timeout_s`` seconds (10 for the rule, 300 for a user's
     function). Then its process is killed: the rule scores 0 with ``unjudged`` set. A user's
     function that fails, in this way or another, costs the response ``on_error``. It can't use
@@ -35,17 +36,20 @@ class Scorer:
         reward: RewardFunction | None = None,
         *,
         name: str = "maths",
+        rules: Mapping[str, RuleName] | None = None,
         workers: int = 1,
         timeout_s: float | None = None,
         on_error: float | Literal["stop"] = "stop",
     ) -> None:
-        """``name``: of the reward function, for messages. ``on_error``: the score of a response for
-        which it gives no finite number; ``stop`` raises UserError.
+        """``name``: of the reward function, for messages. ``rules``: ``reward.rules``.
+        ``on_error``: the score of a response for which the function gives no finite number;
+        ``stop`` raises UserError.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._reward = reward
         self._name = name
+        self._rules = rules or {}
         self._size = workers
         self._on_error = on_error
         default = MATHS_TIMEOUT_S if reward is None else USER_TIMEOUT_S
@@ -55,15 +59,16 @@ class Scorer:
 
     @classmethod
     def from_config(cls, config: Config, *, local_ranks: int) -> Scorer:
-        """A scorer with the function of ``custom_reward_function``, or with the maths rule when its
-        path is null. ``data.num_workers`` workers, at most this rank's share of the node's cores.
+        """A scorer with the function of ``custom_reward_function``, or with the rules of the data
+        sources when its path is null. ``data.num_workers`` workers, at most this rank's share of
+        the node's cores.
 
         Raises UserError when the function can't be loaded.
         """
         custom = config.custom_reward_function
         workers = worker_count(config.data.num_workers or 1, local_ranks)
         if custom.path is None:
-            return cls(workers=workers)
+            return cls(rules=config.reward.rules, workers=workers)
         reward = load_reward(custom.path, custom.name)
         name = f"{custom.name} in {custom.path}"
         return cls(reward, name=name, workers=workers, on_error=config.reward.on_error)
@@ -127,7 +132,7 @@ class Scorer:
     def _score_at_once(self, request: RewardRequest) -> Score | None:
         if self._reward is not None:
             return None
-        value = quick_maths(request.solution_text, request.ground_truth)
+        value = quick_score(request, self._rules)
         return None if value is None else Score(value=value)
 
     def _start_workers(self) -> None:
@@ -144,7 +149,7 @@ class Scorer:
     def _serve(self, request: RewardRequest) -> Score:
         """In a worker: score one response."""
         if self._reward is None:
-            return Score(value=slow_maths(request.solution_text, request.ground_truth))
+            return Score(value=slow_score(request))
         try:
             return call(self._reward, request, self._name)
         except UserError as error:

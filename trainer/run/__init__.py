@@ -6,6 +6,7 @@ checkpoints and stops around it; ``build`` makes every component from the settin
 lists them, ``reference`` makes the reference model of the KL. ``checkpoints`` decides when to save
 (with ``save_time``, ``best_metric`` and ``attempt``) and, by ``rollback``, when to go back;
 ``state`` lists what is saved. ``reporter``
-and ``batching_metrics`` report, ``validation`` measures, ``data_check`` runs before the first step
+and ``batching_metrics`` report, ``validation`` measures, ``rules_check`` and
+``data_check`` run before the first step
 and ``finish`` after the last.
 """

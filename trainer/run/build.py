@@ -33,6 +33,7 @@ from trainer.rewards import Scorer
 from trainer.run.context import RunContext
 from trainer.run.data_record import check_data_files
 from trainer.run.reference import make_reference
+from trainer.run.rules_check import check_rules
 from trainer.tracking.perf import make_timers
 from trainer.update.auto_budget import measure_budgets
 from trainer.update.losses import make_objective
@@ -46,6 +47,7 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
     """
     roles = config.actor_rollout_ref
     rl = config.trainer.mode == "rl"
+    rule_notes = check_rules(config, world)
     model = load_policy(config, world.device)
     train_data, val_data = make_datasets(
         config, model.tokenizer, vocabulary=model.shape.vocab, local_ranks=world.local_size
@@ -78,6 +80,7 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
         timers=make_timers(world.device),
         notes=[
             *no_effect_hints(config),
+            *rule_notes,
             *overlap_warnings(train_data, val_data),
             *truncation_notes(config, val_examples),
             *template_warnings(config.data, model.tokenizer),

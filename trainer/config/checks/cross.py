@@ -25,6 +25,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
     found = [
         *_sources(config, complete),
         *_not_built(config),
+        *_rules(config),
         *_overlong_buffer(config),
         *_contents_of_checkpoints(config),
         *_sampling(config),
@@ -101,6 +102,15 @@ def _not_built(config: Config) -> Iterator[str]:
         yield (
             "data.use_packed_dataset=false: batches are always ragged, without padding; set it to "
             "true"
+        )
+
+
+def _rules(config: Config) -> Iterator[str]:
+    path = config.custom_reward_function.path
+    if config.reward.rules and path is not None:
+        yield (
+            f"reward.rules has no effect with custom_reward_function.path={path}, which scores the "
+            "responses of every data source: leave one of them out"
         )
 
 

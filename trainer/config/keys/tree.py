@@ -17,7 +17,7 @@ LIKE_NAME = 0.75
 """Least likeness of the last parts of two keys that may be taken for each other."""
 LIKE_GROUP = 0.6
 """Least likeness of the groups before them."""
-OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs"})
+OPEN_KEYS = frozenset({"data.apply_chat_template_kwargs", "reward.rules"})
 """Groups in which the user may put any key."""
 NOT_SETTINGS = ("defaults", "hydra", "cluster", "container")
 """Top-level keys of a Hydra file that are no settings of a run: Hydra's own, and those that only

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
+from trainer.base.reward_rules import RuleName
 from trainer.config.schema.base import (
     LARGEST,
     Budget,
@@ -199,7 +200,12 @@ class RewardModel(Section):
 
 
 class Reward(Section):
-    """``reward``: what happens when a reward function fails."""
+    """``reward``: which rules judge, and what happens when a reward function fails."""
+
+    rules: Annotated[dict[Text, RuleName], Field(max_length=1000)]
+    """Data source -> the rule that judges its answers, before the built-in table (docs/rewards.md).
+    ``*`` stands for any characters.
+    """
 
     on_error: Annotated[
         Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | Literal["stop"], RULE_DOES_NOT_FAIL

@@ -107,7 +107,7 @@ REFUSED: dict[str, str] = {
     "reward_model.sandbox_fusion": "there is no sandbox; use custom_reward_function.path",
     "sandbox_fusion": "there is no sandbox; use custom_reward_function.path",
     "reward": "rewards come from the built-in rules or custom_reward_function.path; this group has "
-    "reward.on_error and reward.max_failed_share",
+    "reward.rules, reward.on_error and reward.max_failed_share",
     "custom_reward_function.reward_kwargs": "arguments are not passed on; put them into the "
     "function",
     "distillation": "on-policy distillation is not built",

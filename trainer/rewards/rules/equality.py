@@ -83,14 +83,15 @@ def _is_maths_name(text: str) -> bool:
 
 def _choice(a: str, t: str) -> bool | None:
     """The verdict where one is the letter of a choice and the other a letter with its text."""
-    letter = _letter(a)
-    true_letter = _letter(t)
+    letter = choice_letter(a)
+    true_letter = choice_letter(t)
     if letter is None or true_letter is None:
         return None
     return letter.upper() == true_letter.upper()
 
 
-def _letter(text: str) -> str | None:
+def choice_letter(text: str) -> str | None:
+    """The letter of a choice, ``B``, ``(B)``, ``B. Paris`` or ``option B``; None for others."""
     match = _CHOICE.fullmatch(text)
     if match is not None:
         return match[1] or match[2]
