@@ -13,12 +13,12 @@ from trainer.base.command import run_command
 DEFAULT_LEDGER = "runs/ledger.jsonl"
 SUMMARY = "What was launched, how it goes, and what to do about it."
 EXAMPLES = """examples:
-  python -m jobs status                   all runs; -f refreshes until they have ended
-  python -m jobs watch SWEEP/3            one run live: curves, phases, memory, samples
+  python -m jobs status                   all runs; -f until they have ended
+  python -m jobs watch SWEEP/3            one run live: curves, phases, samples
   python -m jobs logs -f SWEEP/3          the log of rank 0, over all attempts
   python -m jobs resubmit SWEEP --state failed
-RUN is a sweep, SWEEP/INDEX, a Slurm id or a run folder. NO_COLOR=1 leaves colours out. More in \
-docs/jobs.md.
+RUN is a sweep, SWEEP/INDEX, a Slurm id or a run folder. NO_COLOR=1 leaves
+colours out. More in docs/jobs.md.
 """
 
 
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
         ],
     ),
     "watch": (
-        "curves, phases, memory and samples of a run, drawn anew as it goes; a table of several",
+        "a run live: curves, phases, memory, samples",
         True,
         [(("--once",), {"action": "store_true", "help": "draw one frame and end"})],
     ),
@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
         [(("--dry-run",), {"action": "store_true", "help": "print the commands only"})],
     ),
     "doctor": (
-        "check Slurm, image, versions, binds and folders before a sweep",
+        "check Slurm, image, versions, binds, folders",
         False,
         [
             (("--image",), {"type": Path, "help": "an Apptainer image to look into"}),
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         "--ledger",
         type=Path,
         default=Path(os.environ.get("PLIMSOLL_LEDGER", DEFAULT_LEDGER)),
-        help=f"the ledger file (default: PLIMSOLL_LEDGER, or {DEFAULT_LEDGER})",
+        help=f"the ledger (default: PLIMSOLL_LEDGER, or {DEFAULT_LEDGER})",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = argparse.ArgumentParser(add_help=False)

@@ -56,6 +56,15 @@ def test_help_and_settings_answer_at_once_without_torch(tmp_path: Path, argv: tu
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "words", [("trainer",), ("trainer.plan",), ("jobs",), ("jobs", "watch"), ("trainer.export",)]
+)
+def test_help_fits_a_terminal(tmp_path: Path, words: tuple[str, ...]):
+    done = python_m(*words, "--help", cwd=tmp_path, COLUMNS="80")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 5
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+
+
 def test_help_names_keys_that_exist():
     typed = re.findall(r"(?:data|actor_rollout_ref|trainer|algorithm)\.[a-z_.]+[a-z_]", help_text())
     assert [key for key in typed if not is_known(key) and key != "trainer.plan"] == []

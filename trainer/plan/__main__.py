@@ -10,12 +10,14 @@ from trainer.base.command import run_command
 HELP = """\
 python -m trainer.plan [KEY=VALUE ...] [plan.KEY=VALUE ...]
 
-Prints, before any GPU is touched: the batch algebra, the recommended token budget from your data,
-the memory of a rank by part, the size of a checkpoint and its time against the grace period, and
-GPU-hours. KEY=VALUE as for python -m trainer.
+Prints, before any GPU is touched: the batch algebra, the recommended token
+budget from your data, the memory of a rank by part, the size of a checkpoint
+and its time against the grace period, and GPU-hours. KEY=VALUE as for
+python -m trainer.
 
   python -m trainer.plan experiment=demo_grpo
-  python -m trainer.plan experiment=math_7b actor_rollout_ref.model.path=FOLDER plan.steps=200
+  python -m trainer.plan experiment=math_7b plan.steps=200 \\
+      actor_rollout_ref.model.path=FOLDER
 
 plan.KEY
 """
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> int:
         from dataclasses import fields
 
         rows = "".join(
-            f"  plan.{f.name:<16}{f.metadata['help']} (default {f.default})\n"
+            f"  plan.{f.name:<15}{f.metadata['help']} (default {f.default})\n"
             for f in fields(PlanOptions)
         )
         sys.stdout.write(HELP + rows)

@@ -24,7 +24,7 @@ class PlanOptions:
         default=None, metadata={"help": "context-parallel ranks; follows Ulysses"}
     )
     concurrent: int = field(
-        default=24, metadata={"help": "sequences wanted in a micro-batch, for the budget"}
+        default=24, metadata={"help": "sequences of a micro-batch, for the budget"}
     )
     mean_prompt: float | None = field(
         default=None, metadata={"help": "tokens; measured from the data unless set"}

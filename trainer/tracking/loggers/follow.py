@@ -122,7 +122,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         prog="python -m trainer.tracking.loggers.follow", description=__doc__
     )
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("name", choices=sorted(LOGGERS), help="the logger")
+    parser.add_argument("name", choices=sorted(LOGGERS), metavar="NAME", help="the logger")
     parser.add_argument("--live", action="store_true", help="go on while the run writes")
     options = parser.parse_args(arguments)
     caches.prepare(options.run)
