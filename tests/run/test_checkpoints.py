@@ -467,6 +467,7 @@ def test_saved_state_is_restored(
         rank_state=rank_state,
         rank_states=[rank_state],
         global_state=global_state,
+        manifest=SimpleNamespace(about=checkpointer.about),
     )
     monkeypatch.setattr(RecordingCheckpointer, "restored", restored)
     resumed, _ = make_checkpoints(tmp_path, checkpoint__save_freq=1)

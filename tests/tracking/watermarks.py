@@ -11,10 +11,12 @@ def watermarks(
     update_actor_std_s: float = 0.1,
     data_wait_share: float = 0.1,
     worker_share: float = 0.7,
+    learning_steps: int = 10,
 ) -> Watermarks:
     return Watermarks(
         gen_s=gen_s,
         update_actor_std_s=update_actor_std_s,
         data_wait_share=data_wait_share,
         worker_share=worker_share,
+        learning_steps=learning_steps,
     )

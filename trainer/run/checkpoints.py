@@ -25,6 +25,7 @@ from trainer.run.attempt import attempt_number, config_hash
 from trainer.run.best_metric import BestMetric
 from trainer.run.context import RunContext
 from trainer.run.not_saved import not_saved
+from trainer.run.policy_update import about_run, lr_notes
 from trainer.run.reference import reference_state
 from trainer.run.rollback import RollbackRule, require_metric, roll_back
 from trainer.run.save_interval import AutoInterval
@@ -32,7 +33,6 @@ from trainer.run.save_time import SaveTime, keep_best_hints
 from trainer.run.skipped_steps import SkippedSteps
 from trainer.run.state import RunIdentity, global_state, rank_state
 from trainer.run.validation import VALIDATION_METRICS
-from trainer.tracking.banner import versions
 from trainer.tracking.goodput import GoodputClock
 
 log = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ class RunCheckpoints:
             None if step == self._rollback.last_step else self._best.value_in(metrics),
             blocking=blocking,
             healthy=self._skipped.in_a_row == 0,
-            about={"wandb_id": self._identity.id, **versions()} if is_main else None,
+            about={"wandb_id": self._identity.id, **about_run(self._ctx)} if is_main else None,
         )
         self._postponed = not saved
         if saved:
@@ -383,6 +383,7 @@ class RunCheckpoints:
             self.notes.append(
                 f"[WARNING] it was written by another version and lacks {', '.join(missing)}"
             )
+        self.notes += lr_notes(self._ctx, restored.step, restored.manifest.about)
         return restored.step
 
     def __enter__(self) -> RunCheckpoints:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -11,7 +12,12 @@ from trainer.batching import adaptive_clip
 from trainer.data import Batch
 from trainer.run.context import RunContext
 from trainer.run.reference import update_reference
+from trainer.run.schedule_notes import schedule_notes
+from trainer.tracking.banner import versions
 from trainer.update.optimizer_step import OptimizerStep, take_step
+
+TOTAL_STEPS = "total_steps"
+"""Field of a manifest's ``about``."""
 
 
 def update_policy(
@@ -78,6 +84,25 @@ def scheduled_lr(ctx: RunContext, step: int) -> float:
         warmup_steps=warmup_steps,
         total_steps=total,
         min_lr_ratio=optim.min_lr_ratio,
+    )
+
+
+def about_run(ctx: RunContext) -> dict[str, object]:
+    """What a checkpoint says of its run: versions, and its number of steps for ``lr_notes``."""
+    return {TOTAL_STEPS: ctx.total_steps, **versions()}
+
+
+def lr_notes(ctx: RunContext, restored_step: int, about: Mapping[str, object]) -> list[str]:
+    """What becomes of the learning rate where the run's number of steps is not that of the restored
+    checkpoint (its ``about``), which may lack it.
+    """
+    earlier_total = about.get(TOTAL_STEPS)
+    return schedule_notes(
+        ctx.config.actor_rollout_ref.actor.optim,
+        step=restored_step,
+        before=earlier_total if isinstance(earlier_total, int) else None,
+        now=ctx.total_steps,
+        rate=partial(scheduled_lr, ctx),
     )
 
 

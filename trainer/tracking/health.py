@@ -1,4 +1,4 @@
-"""Hints from a run's own timings: once each, with the likely cause and the key to change."""
+"""Hints from a run's own metrics: once each, with the likely cause and the key to change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.schema.trainer import Watermarks
+from trainer.tracking.learning_hints import LearningHints, LearningSettings
 
 
 def generation_hint(mean_gen_s: float, marks: Watermarks) -> str | None:
@@ -60,14 +61,22 @@ def workers_hint(num_workers: int, ranks_on_node: int, cores: int, marks: Waterm
 
 
 class Health:
-    """Checks each step's metrics and gives each hint once a run, after ``warmup`` steps."""
+    """Checks each step's metrics and gives each hint once a run: those on times after ``warmup``
+    steps, those on learning after the steps of their window.
+    """
 
     def __init__(
-        self, marks: Watermarks, *, num_workers: int | None = None, warmup: int = 5
+        self,
+        marks: Watermarks,
+        *,
+        num_workers: int | None = None,
+        warmup: int = 5,
+        learning: LearningSettings | None = None,
     ) -> None:
         self._marks = marks
         self._num_workers = num_workers
         self._warmup = warmup
+        self._learning = None if learning is None else LearningHints(learning)
         self._shown: set[str] = set()
         self._steps = 0
 
@@ -76,10 +85,13 @@ class Health:
         if "timing/step" not in metrics:
             return []
         self._steps += 1
-        if self._steps <= self._warmup:
-            return []
+        hints: dict[str, str | None] = {}
+        if self._learning is not None:
+            hints |= self._learning.check(metrics)
+        if self._steps > self._warmup:
+            hints |= self._hints(metrics)
         new = []
-        for kind, hint in self._hints(metrics).items():
+        for kind, hint in hints.items():
             if hint is not None and kind not in self._shown:
                 self._shown.add(kind)
                 new.append(hint)

@@ -20,6 +20,7 @@ from trainer.config.schema.trainer import Watermarks
 from trainer.config.user_files import recorded_digests
 from trainer.tracking.console import Display, PlainDisplay, make_display
 from trainer.tracking.health import Health, workers_hint
+from trainer.tracking.learning_hints import LearningSettings
 from trainer.tracking.loggers import LOGGERS as FOLLOWERS
 from trainer.tracking.loggers import check_loggers as check_followers
 from trainer.tracking.loggers.followers import Followers
@@ -56,6 +57,7 @@ class Tracker:
         trains: bool = True,
         mode: str = "auto",
         num_workers: int | None = None,
+        learning: LearningSettings | None = None,
     ) -> None:
         """``steps_done``: the restored step. ``trains``: the lines of later steps are set aside,
         since ``attempt`` takes these steps again; False for a run that takes none.
@@ -79,7 +81,7 @@ class Tracker:
         if "console" in loggers:
             log = log_folder(run_dir, attempt) / STEPS_LOG
             self._display = make_display(total_steps, steps_done, log)
-        self._health = Health(watermarks, num_workers=num_workers)
+        self._health = Health(watermarks, num_workers=num_workers, learning=learning)
         if num_workers:
             ranks = rank_from_environment().local_world_size
             self._show_hints([workers_hint(num_workers, ranks, available_cores(), watermarks)])
@@ -119,6 +121,7 @@ class Tracker:
             attempt=attempt,
             trains=not section.val_only,
             num_workers=config.data.num_workers,
+            learning=LearningSettings.from_config(config),
         )
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

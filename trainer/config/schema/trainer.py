@@ -155,6 +155,10 @@ class Watermarks(Section):
     """Data wait as a share of the step."""
     worker_share: Share
     """Loader processes of a machine as a share of its cores."""
+    learning_steps: Whole
+    """Steps in a row that have to look as if nothing were learnt (docs/metrics.md). 0: no such
+    hints.
+    """
 
 
 LoggerName = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab", "trackio"]
