@@ -65,7 +65,7 @@ lint: setup ## ruff and mypy --strict
 	mypy
 
 bench: setup vllm ## all benchmarks, one after another
-	@short=""; for name in planner update rollout checkpoint train; do \
+	@short=""; for name in planner update rollout checkpoint train learning; do \
 	  python -m benchmarks.$$name --json benchmarks/results/$$name.json || short="$$short $$name"; done; \
 	test -z "$$short" || { echo "fell short of a bar, or failed:$$short" >&2; exit 1; }
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.learning``: how far each algorithm raises the demo's validation reward,
-from the same SFT weights and with the demo's number of responses.
+"""``python -m benchmarks.learning``: whether each algorithm learns.
 
-Runs lie in ``--folder``. The same command goes on where it was interrupted: what is finished there
-is read, what was begun is resumed. ``--quick`` takes a few steps, too few for a rise.
+By how much it raises the validation reward of the demo, from the same SFT weights and with the
+demo's number of responses. Runs lie in ``--folder``. The same command goes on where it was
+interrupted: what is finished there is read, what was begun is resumed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Outcome:
 
     before: float
     after: float
-    seconds: float
-    """Sum of the time of its steps."""
+    step_s: float
+    """Mean time of a step."""
 
     @property
     def rise(self) -> float:
@@ -62,22 +62,37 @@ def is_finished(folder: Path, steps: int) -> bool:
     return file.exists() and any(record.get("step") == steps for record in read_metrics(file))
 
 
-def run(name: str, stage: str, seed: int, folder: Path, options: Sequence[str], steps: int) -> None:
-    """Take or finish one run, unless it is finished; says what it does."""
+class Progress:
+    """Says which run of how many is under way, on the error stream."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs = runs
+        self._begun = 0
+
+    def begin(self, what: str) -> None:
+        """The next run."""
+        self._begun += 1
+        self.say(f"{self._begun}/{self._runs} {what}")
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(f"[learning] {text}", file=sys.stderr, flush=True)
+
+
+def run(stage: str, seed: int, folder: Path, options: Sequence[str], steps: int) -> str:
+    """Take or finish one run, unless it is finished; what was done."""
     if is_finished(folder, steps):
-        print(f"[learning] {name}, seed {seed}: read from {folder}", file=sys.stderr, flush=True)
-        return
-    print(f"[learning] {name}, seed {seed}: {steps} steps ...", file=sys.stderr, flush=True)
+        return f"was finished in {folder}"
     began = perf_counter()
     train(stage, seed, folder, f"trainer.total_training_steps={steps}", *options)
-    seconds = perf_counter() - began
-    print(f"[learning] {name}, seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    return f"took {perf_counter() - began:.0f} s"
 
 
 def outcome(folder: Path) -> Outcome:
     """What a finished run has logged."""
     rewards = column(folder, "val/reward")
-    return Outcome(rewards[0], rewards[-1], sum(column(folder, "timing/step")))
+    seconds = statistics.mean(column(folder, "timing/step"))
+    return Outcome(rewards[0], rewards[-1], seconds)
 
 
 def measure(
@@ -87,9 +102,11 @@ def measure(
     steps = QUICK_STEPS if quick else STEPS
     small = ["data.val_max_samples=16"] if quick else []
     outcomes: dict[str, list[Outcome]] = {name: [] for name in algorithms}
+    progress = Progress(len(seeds) * (1 + len(algorithms)))
     for seed in seeds:
         base = folder / f"seed_{seed}"
-        run("sft", "sft", seed, base / "sft", small, steps["sft"])
+        progress.begin(f"sft, seed {seed}: {steps['sft']} steps")
+        progress.say(run("sft", seed, base / "sft", small, steps["sft"]))
         for name in algorithms:
             options = [
                 f"actor_rollout_ref.model.path={base / 'sft' / 'huggingface'}",
@@ -99,7 +116,8 @@ def measure(
                 *ALGORITHMS[name],
                 *small,
             ]
-            run(name, "grpo", seed, base / name, options, steps["grpo"])
+            progress.begin(f"{name}, seed {seed}: {steps['grpo']} steps")
+            progress.say(run("grpo", seed, base / name, options, steps["grpo"]))
             outcomes[name].append(outcome(base / name))
     return outcomes
 
@@ -116,7 +134,7 @@ def add_rows(report: Report, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
             rise=statistics.mean(rises),
             least=min(rises),
             most=max(rises),
-            step_s=statistics.mean(one.seconds for one in runs) / STEPS["grpo"],
+            step_s=statistics.mean(one.step_s for one in runs),
         )
 
 
@@ -124,11 +142,27 @@ def command_line(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
     names = list(ALGORITHMS)
     return arguments(
-        (__doc__ or "").splitlines()[0],
+        f"Whether each algorithm raises the demo's validation reward by {RISE_BAR} or more.",
         argv,
-        algorithms={"nargs": "+", "choices": names, "default": names, "metavar": "NAME"},
-        seeds={"nargs": "+", "type": int, "default": list(SEEDS), "metavar": "N"},
-        folder={"type": Path, "default": Path("runs/learning"), "help": "where the runs lie"},
+        algorithms={
+            "nargs": "+",
+            "choices": names,
+            "default": names,
+            "metavar": "NAME",
+            "help": f"some of {', '.join(names)} (all)",
+        },
+        seeds={
+            "nargs": "+",
+            "type": int,
+            "default": list(SEEDS),
+            "metavar": "N",
+            "help": "seeds, each with SFT weights of its own (1 2 3)",
+        },
+        folder={
+            "type": Path,
+            "default": Path("runs/learning"),
+            "help": "where the runs lie (%(default)s)",
+        },
     )
 
 

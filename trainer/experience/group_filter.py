@@ -73,6 +73,6 @@ class GroupFilter:
             f"(algorithm.filter_groups.max_num_gen_batches) the {self.n} responses to each of "
             f"{prompts} prompts all have the same {self.metric}, so that there is nothing to learn "
             "from: the prompts are too hard or too easy, or the reward always gives one value"
-            f"{failed}. Look at the responses in generations/, or set "
+            f"{failed}. Look at the answers of a validation in generations/, or set "
             "algorithm.filter_groups.enable=false"
         )

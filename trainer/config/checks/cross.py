@@ -236,11 +236,6 @@ def _filter_groups(config: Config) -> Iterator[str]:
             f"algorithm.filter_groups.enable=true compares the responses to a prompt, but "
             f"{_ROLLOUT}.n={n}: set {_ROLLOUT}.n to 2 or more"
         )
-    if settings.metric == "seq_final_reward":
-        yield (
-            "algorithm.filter_groups.metric=seq_final_reward: with the KL taken off every reward "
-            "differs; set it to acc, score or seq_reward"
-        )
 
 
 def _reference(config: Config) -> Iterator[str]:

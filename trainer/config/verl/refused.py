@@ -166,6 +166,12 @@ def _refused_values() -> dict[tuple[str, str], str]:
     for name in _ESTIMATORS:
         reason = _OTHER_ESTIMATORS.get(name, "set algorithm.adv_estimator=grpo, rloo or opo")
         reasons["algorithm.adv_estimator", name] = reason
+    reasons["algorithm.filter_groups.max_num_gen_batches", "0"] = (
+        "rounds without a bound would never end where no reward varies; set it to 10"
+    )
+    reasons["algorithm.filter_groups.metric", "seq_final_reward"] = (
+        "with the KL taken off every reward differs; set it to acc, score or seq_reward"
+    )
     for name in ("sapo", "dppo_tv", "dppo_kl", "bypass_mode"):
         reason = "set it to vanilla, gspo, cispo, gpg, clip_cov, kl_cov or geo_mean"
         reasons[f"{_ACTOR}.policy_loss.loss_mode", name] = reason
