@@ -68,6 +68,9 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("#### 1.5 million", "1500000"),
     ],
     "units": [
+        ("#### 72 clips altogether in April and May", "72"),
+        ("#### 2 1/2 hours", "2.5"),
+        ("#### 5 miles/hour", "5"),
         (r"\boxed{5 \text{ cm}^2}", "5"),
         (r"\boxed{25\,\text{cm}^2}", "25"),
         (r"\boxed{20 \text{ km/h}}", "20"),
@@ -85,6 +88,11 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"\boxed{1{,}000{,}000}", "1,000,000"),
     ],
     "numbers": [
+        ("#### three", "3"),
+        (r"\boxed{10^{6}}", "1,000,000"),
+        (r"\boxed{6.02 \times 10^{23}}", "6.02e23"),
+        ("#### 3:30 p.m.", "3:30 PM"),
+        (r"\boxed{\color{red}{5}}", "5"),
         ("#### 3 1/2", "7/2"),
         (r"\boxed{3\frac{1}{2}}", "3.5"),
         (r"\boxed{\frac12}", "1/2"),
@@ -104,6 +112,9 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("#### Evelyn", "Evelyn"),
     ],
     "choices": [
+        ("The correct answer is **B**.", "B"),
+        (r"\boxed{\textbf{(B)}\ 12}", "B"),
+        (r"\boxed{\text{(A), (C)}}", "A, C"),
         ("The answer is $\\boxed{\\text{(B)}}$.", "B"),
         ("The answer is (C) 12 apples.", "C"),
         (r"\boxed{B. Paris}", "B"),
@@ -111,6 +122,7 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("I choose option B.", "B"),
     ],
     "lists": [
+        (r"\boxed{\left\{5\right\}}", "5"),
         (r"\boxed{6, 5}", "5 or 6"),
         (r"\boxed{x=5 \text{ or } x=6}", "5,6"),
         (r"\boxed{\{3,1,2\}}", "1,2,3"),
@@ -125,6 +137,10 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"\boxed{x \in [1,2)}", "[1,2)"),
     ],
     "formulas": [
+        (r"\boxed{(-\infty, 3]}", r"x \le 3"),
+        (r"\boxed{x \le 3}", r"(-\infty,3]"),
+        (r"\boxed{x=y}", "y=x"),
+        (r"\boxed{0.5\pi}", r"\frac{\pi}{2}"),
         (r"\boxed{x^2+2x+1}", "(x+1)^2"),
         (r"\boxed{y = 2x + 3}", "y=3+2x"),
         (r"\boxed{2x+3}", "y=2x+3"),
@@ -162,6 +178,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("#### $-5", "5"),
     ],
     "anagrams and products of letters": [
+        ("The answer is dog", "god"),
         ("#### tea", "eat"),
         (r"\boxed{\text{tea}}", r"\text{eat}"),
         (r"\boxed{AB}", "BA"),
@@ -169,6 +186,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("York New", "New York"),
     ],
     "several answers at once": [
+        ("Answer: 5 or 6", "6"),
+        (r"\boxed{1,2,2}", "1,2"),
         ("#### 3 or 4 or 5", "5"),
         ("#### 1 2 3 4 5", "5"),
         ("1, 2, 3, 4, 5", "5"),
@@ -186,6 +205,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (r"\boxed{\text{blue, red}}", "red, blue"),
     ],
     "no thousands": [
+        ("#### 0,5", "0.5"),
+        ("#### 1,00", "100"),
         ("#### 12,34", "1234"),
         ("#### 1,2", "12"),
         ("#### 1.234,5", "1234.5"),
@@ -194,6 +215,9 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (r"\boxed{1,2,3}", "123"),
     ],
     "nearly": [
+        (r"\boxed{x \geq 3}", "x > 3"),
+        ("#### 18", "18.0000001"),
+        ("#### 5-6", "5"),
         ("#### 0.1000000000000000000001", "0.1"),
         (r"\boxed{0.3333333}", r"\frac{1}{3}"),
         (r"\boxed{\pi}", "3.14"),

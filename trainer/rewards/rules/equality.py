@@ -13,7 +13,7 @@ from trainer.rewards.rules.plain_text import (
     same_words,
     without_parentheses,
 )
-from trainer.rewards.rules.quantities import only_quantity, quantity, same_quantity
+from trainer.rewards.rules.quantities import only_quantity, quantity, same_quantity, spelled
 
 Verify = Callable[[str, str], bool]
 """math-verify's verdict on (answer, truth)."""
@@ -25,7 +25,9 @@ _NAMED = re.compile(
 _ELEMENT = re.compile(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*")
 _EQUALS = re.compile(r"(?<![<>!=:])=(?!=)")
 _BASE = re.compile(r"(\w+)_\{?(\d+)\}?")
-_VARIABLE = re.compile(r"([a-zA-Z])\s*=(?!=)")
+_VARIABLE = re.compile(r"([a-zA-Z])\s*=(?:[^a-zA-Z=]|\\[a-zA-Z]+)*")
+_TIME = re.compile(r"\d{1,2}:\d\d\b")
+_RELATION = re.compile(r"[<>≤≥]|\\[lg]eq?(?![a-zA-Z])")
 _MATHS_WORDS = frozenset(("pi", "infinity", "inf", "infty"))
 _DEEPEST = 6
 
@@ -48,16 +50,22 @@ def equals(answer: str, truth: str, verify: Verify | None = None, depth: int = 0
     sides = _sides(a, t)
     if sides != (a, t):
         return equals(*sides, verify, depth + 1)
+    number = quantity(t)
+    said = only_quantity(a)
+    if number is not None and said is not None:
+        return same_quantity(said, number)
     items = listed(a)
     true_items = listed(t)
-    if items is not None or true_items is not None:
-        return _same_lists(items, true_items, verify, depth)
-    return _same_maths(a, t, verify)
+    if items is None and (true_items is None or number is not None):
+        return _same_maths(a, t, verify)
+    if None in (items, true_items) and _RELATION.search(f"{a} {t}"):  # x <= 3 is an interval
+        return None if verify is None else verify(a, t) or verify(t, a)
+    return _same_lists(items or _one(a), true_items or _one(t), verify, depth)
 
 
 def _simple(a: str, t: str) -> bool | None:
     """The verdict on two numbers, two texts of words, or a choice; None for others."""
-    number = quantity(a)
+    number = quantity(a) or spelled(a)
     true_number = quantity(t)
     if number is not None and true_number is not None:
         if same_quantity(number, true_number):
@@ -101,13 +109,15 @@ def choice_letter(text: str) -> str | None:
     return None if option is None else option[1]
 
 
-def _same_lists(
-    a: Listed | None, t: Listed | None, verify: Verify | None, depth: int
-) -> bool | None:
+def _one(text: str) -> Listed:
+    return Listed(brackets="", items=(text,))
+
+
+def _same_lists(a: Listed, t: Listed, verify: Verify | None, depth: int) -> bool | None:
     """Whether two lists have equal items, in order unless both are sets. Without brackets around
     them, numbers and formulas are a set, as math-verify has it, and words are in order.
     """
-    if a is None or t is None or len(a.items) != len(t.items):
+    if len(a.items) != len(t.items):
         return False
     if a.brackets != t.brackets and not {"", "{}"} & {a.brackets, t.brackets}:
         return False
@@ -187,19 +197,18 @@ def _value(parts: list[str], whole: str) -> str:
 
 
 def _same_maths(a: str, t: str, verify: Verify | None) -> bool | None:
-    """Whether two formulas are equal: numbers of a base, the number of a phrase, or else what
-    math-verify says.
-    """
-    truth = quantity(t)
-    said = only_quantity(a)
-    if truth is not None and said is not None:
-        return same_quantity(said, truth)
+    """Whether two formulas are equal: numbers of a base, times, or else what math-verify says."""
     bases = [_BASE.fullmatch(text) for text in (a, t)]
     if bases != [None, None]:
         return None not in bases and len({match and match.groups() for match in bases}) == 1
-    names = [_VARIABLE.match(text) for text in (a, t)]
+    if _TIME.match(a) and _TIME.match(t):
+        return re.sub(r"[.\s]", "", a.casefold()) == re.sub(r"[.\s]", "", t.casefold())
+    names = [_VARIABLE.fullmatch(text) for text in (a, t)]
     if None not in names and len({match and match[1] for match in names}) == 2:
         return False
     if "\\" not in a and re.search(r"\d\s+\d", a) and not has_words(a):
         return False
-    return None if verify is None else verify(a, t)
+    if verify is None:
+        return None
+    number = quantity(t)
+    return verify(a, t if number is None or number.percent else str(number.value))

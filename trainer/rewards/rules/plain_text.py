@@ -15,6 +15,7 @@ _REPLACED = (
     (re.compile(r"(?<!\\)\\!"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])"), " "),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\color\s*\{\w+\}"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right|displaystyle|big|Big|bigg|Bigg)(?![a-zA-Z])"), ""),
     (re.compile(r"\\langle(?![a-zA-Z])"), "("),
@@ -23,7 +24,7 @@ _REPLACED = (
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])"), "°"),
 )
 _FONT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname|emph|bf|rm)"
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname|emph|underline|bf|rm)"
     r"\s*\{([^{}]*)\}"
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\*?\}")
@@ -50,7 +51,7 @@ def plain_text(text: str) -> str:
     before = ""
     while before != text:
         before = text
-        text = _unwrapped(text.rstrip(".,;: ").strip())
+        text = _unwrapped(text.rstrip(".,;: ").removesuffix("**").strip())
         text = _ABOUT.sub("", text, count=1) if _ABOUT.match(text) else text
     return text
 

@@ -20,12 +20,21 @@ _MIXED = re.compile(rf"(\d+)\s*{_LATEX_FRACTION}")
 _FRACTION = re.compile(_LATEX_FRACTION)
 _MIXED_PLAIN = re.compile(r"(\d+)(?:\s+|\s+and\s+)(\d+)\s*/\s*(\d+)")
 _NUMBER = re.compile(rf"({_DECIMAL})(?:\s*/\s*({_DECIMAL}))?")
+_POWER = re.compile(
+    rf"({_DECIMAL})\s*(?:\\times|\\cdot|[×·*])\s*10\s*(?:\^|\*\*)\s*"
+    r"(?:\{\s*(-?\d{1,2})\s*\}|(-?\d{1,2})(?!\d))"
+)
 _PERCENT = re.compile(r"(?:%|percent\b|per cent\b|percentage points?\b)\s*", re.IGNORECASE)
 _SCALE = re.compile(r"(hundred|thousand|million|billion|trillion)\b\s*", re.IGNORECASE)
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NOT_UNITS = re.compile(
     r"or|and|to|plus|minus|times|modulo|choose|over|divided|base|factorial|squared|cubed|[xyz]"
     r"|pi|sqrt|sin|cos|tan|cot|log|ln|exp|mod"
+)
+_SPELLED = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    *("nineteen", "twenty"),
 )
 _KNOWN = {
     name: names.split()[0]
@@ -98,6 +107,12 @@ def quantity(text: str) -> Quantity | None:
     return None
 
 
+def spelled(text: str) -> Quantity | None:
+    """The number of a word from ``zero`` to ``twenty``; None for other texts."""
+    word = text.lower()
+    return Quantity(value=Fraction(_SPELLED.index(word))) if word in _SPELLED else None
+
+
 def same_quantity(first: Quantity, second: Quantity) -> bool:
     """Whether two quantities are equal. 50% is 0.5, and 50 where only one has the sign."""
     if first.unit and second.unit and first.unit != second.unit:
@@ -157,6 +172,10 @@ def _read_mixed_plain(match: re.Match[str]) -> Fraction | None:
     return None if part is None else _exact(match[1]) + part
 
 
+def _read_power(match: re.Match[str]) -> Fraction | None:
+    return _exact(match[1]) * Fraction(10) ** int(match[2] or match[3])
+
+
 def _read_number(match: re.Match[str]) -> Fraction | None:
     return _exact(match[1]) if match[2] is None else _quotient(match[1], match[2])
 
@@ -165,6 +184,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction | None]]
     (_MIXED, _read_mixed),
     (_FRACTION, _read_fraction),
     (_MIXED_PLAIN, _read_mixed_plain),
+    (_POWER, _read_power),
     (_NUMBER, _read_number),
 )
 
