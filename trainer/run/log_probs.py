@@ -12,6 +12,7 @@ from trainer.data import Batch
 from trainer.experience.early_reference import EarlyReference, runs_early
 from trainer.models.lora import adapters_off
 from trainer.run.context import RunContext
+from trainer.run.rollout_correction import corrects
 from trainer.update.forward import local_log_probs, log_prob_column
 from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches
 
@@ -27,15 +28,19 @@ def attach_old_log_probs(ctx: RunContext, batch: Batch) -> None:
     prompts = ctx.config.data.train_batch_size
     several_optimizer_steps = actor.ppo_epochs * prompts > actor.ppo_mini_batch_size
     by_covariance = actor.policy_loss.loss_mode in BY_COVARIANCE
-    if algorithm.max_staleness:
+    correction = algorithm.rollout_correction
+    if correction.bypass_mode or (algorithm.max_staleness and not corrects(correction)):
         batch.columns["old_log_probs"] = batch.columns["rollout_log_probs"]
-    elif several_optimizer_steps or algorithm.use_kl_in_reward or by_covariance:
+    elif (
+        several_optimizer_steps
+        or algorithm.use_kl_in_reward
+        or by_covariance
+        or corrects(correction)
+    ):
         with ctx.timers("old_log_prob"):
             batch.columns["old_log_probs"] = _log_probs(
                 ctx, ctx.engine.module, batch, ctx.log_prob_pass
             )
-    if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
-        batch.drop("rollout_log_probs")
 
 
 def attach_ref_log_probs(ctx: RunContext, batch: Batch) -> None:

@@ -26,6 +26,7 @@ from trainer.run.attach_advantages import attach_advantages
 from trainer.run.context import RunContext
 from trainer.run.log_probs import attach_old_log_probs, attach_ref_log_probs, early_reference
 from trainer.run.policy_update import update_policy
+from trainer.run.rollout_correction import attach_rollout_correction
 from trainer.run.sample_files import sample_rows
 from trainer.update.optimizer_step import OptimizerStep
 
@@ -106,6 +107,9 @@ def generate_experience(
     if ctx.config.algorithm.mask_truncated_completions:
         mask_truncated(batch)
     attach_old_log_probs(ctx, batch)
+    metrics |= attach_rollout_correction(ctx.config.algorithm.rollout_correction, batch)
+    if not ctx.config.actor_rollout_ref.rollout.calculate_log_probs:
+        batch.drop("rollout_log_probs")
     if early_ref is None:
         attach_ref_log_probs(ctx, batch)
     return batch, metrics, samples

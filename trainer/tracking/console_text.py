@@ -33,6 +33,7 @@ _RECORD_ONLY = re.compile(
             r"timing/(?!(step|gen|update_actor)$).*",
             r"ckpt/(?!stall_s$|failures$).*",
             r"(goodput|rollout|perf/memory_gb)/.*",
+            r"rollout_corr/(?!kl$).*",
             r"perf/(time_per_step|total_num_tokens|throughput|max_memory_reserved_gb)",
             r"train/sequences",
             r"(actor|train)/(optimizer_steps|grad_clip|kl_coef|pg_clipfrac_lower)",

@@ -68,7 +68,10 @@ class LossAggregation:
         )
 
     def attach_weights(self, batch: Batch) -> None:
-        """Attach the column ``weights`` ``[tokens]`` from the counts of the whole step."""
+        """Attach the column ``weights`` ``[tokens]`` from the counts of the whole step. A token
+        that was rejected weighs nothing, and the others no more for it: the scale of the loss does
+        not move with what is left out.
+        """
         batch.columns["weights"] = token_weights(
             self.mode,
             batch.columns["loss_mask"],
@@ -76,6 +79,9 @@ class LossAggregation:
             len(batch),
             max_response_length=self.max_response_length,
         )
+        kept = batch.columns.get("rollout_kept")
+        if kept is not None:
+            batch.columns["weights"] = batch.columns["weights"] * kept
 
 
 class SftObjective:
@@ -162,6 +168,9 @@ class PolicyObjective:
         actor = self._actor
         log_probs = stats.log_probs
         policy = self._policy_loss(policy_tokens(micro, packed, stats), self._settings)
+        policy_losses = policy.losses
+        if "rollout_is_weights" in micro.columns:
+            policy_losses = policy_losses * _at_targets(micro, "rollout_is_weights", packed, stats)
         kl = None
         clamped = None
         if actor.use_kl_loss:
@@ -169,7 +178,7 @@ class PolicyObjective:
             kl = kl_loss(log_probs, reference, actor.kl_loss_type)
             clamped = is_clamped(log_probs, reference, actor.kl_loss_type)
         losses = add_terms(
-            policy.losses,
+            policy_losses,
             entropy=stats.entropy,
             entropy_coeff=actor.entropy_coeff,
             kl=kl,
@@ -180,7 +189,7 @@ class PolicyObjective:
         with torch.no_grad():
             sums = {name: float(value) for name, value in policy.sums.items()}
             sums["loss"] = float(loss)
-            sums["pg_loss"] = float(aggregate(policy.losses, weights))
+            sums["pg_loss"] = float(aggregate(policy_losses, weights))
             sums["entropy"] = _total(stats.entropy)
             sums["kl"] = _total(kl)
             sums["kl_clamped"] = _total(clamped)

@@ -10,6 +10,7 @@ from trainer.config.keys import dotted
 from trainer.config.keys.fields import marked
 from trainer.config.keys.tree import default_of
 from trainer.config.schema import Config
+from trainer.config.schema.algorithm import rejection_bounds
 from trainer.config.schema.markers import READ_BY_VLLM, ReadBy
 from trainer.config.schema.rollout import Rollout
 
@@ -24,6 +25,7 @@ def rollout_problems(config: Config) -> Iterator[str]:
     yield from _agent(rollout)
     if config.trainer.mode == "rl":
         yield from _staleness(config, rollout)
+        yield from _correction(config, rollout)
 
 
 def _read_by_another_engine(config: Config, rollout: Rollout) -> Iterator[str]:
@@ -90,6 +92,35 @@ def _agent(rollout: Rollout) -> Iterator[str]:
             f"whole response of {rollout.response_length} tokens; lower it, or raise "
             "data.max_response_length"
         )
+
+
+def _correction(config: Config, rollout: Rollout) -> Iterator[str]:
+    key = "algorithm.rollout_correction"
+    settings = config.algorithm.rollout_correction
+    asked = [name for name in ("rollout_is", "rollout_rs") if getattr(settings, name) is not None]
+    if settings.bypass_mode and asked:
+        yield (
+            f"{key}.bypass_mode=true takes the engine's log-probs for the trainer's, so that "
+            f"{asked[0]} would compare them with themselves: set one of the two to its default"
+        )
+    if settings.rollout_rs is not None and rejection_bounds(settings) is None:
+        yield (
+            f"{key}.rollout_rs={settings.rollout_rs} needs bounds, and rollout_rs_threshold="
+            f"{settings.rollout_rs_threshold} gives none: set {key}.rollout_rs_threshold=2.0, or "
+            "0.5_2.0 for both bounds of a ratio"
+        )
+    if not config.trainer.val_only:
+        for name, value, whole in (
+            ("top_p", rollout.top_p, rollout.top_p == 1.0),
+            ("top_k", rollout.top_k, rollout.top_k in (-1, 0)),
+        ):
+            if not whole:
+                yield (
+                    f"{_ROLLOUT}.{name}={value}: tokens would be drawn from a part of the "
+                    "distribution, and trained with the log-probs of all of it, so that the "
+                    f"gradient is not that of the policy that sampled; leave {_ROLLOUT}.{name} "
+                    f"out. {_ROLLOUT}.val_kwargs.{name} may be set"
+                )
 
 
 def _staleness(config: Config, rollout: Rollout) -> Iterator[str]:

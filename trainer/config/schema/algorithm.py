@@ -75,6 +75,12 @@ REWARD_BY_DATA = NoEffect(
 NO_FILTER = NoEffect(
     "algorithm.filter_groups.enable", (False,), "keeps all prompts: set it to true"
 )
+NO_IS = NoEffect(
+    "algorithm.rollout_correction.rollout_is", (None,), "weighs nothing: set it to token"
+)
+NO_RS = NoEffect(
+    "algorithm.rollout_correction.rollout_rs", (None,), "rejects nothing: set it to token_k1"
+)
 NO_OVERLONG_BUFFER = NoEffect(
     "reward_model.overlong_buffer.enable", (False,), "adds no penalty: set it to true"
 )
@@ -124,6 +130,77 @@ class FilterGroups(Section):
     """
 
 
+_OLD_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+
+
+def _rejection(value: object) -> object:
+    """Names of older versions of verl."""
+    return _OLD_REJECTIONS.get(value, value) if isinstance(value, str) else value
+
+
+class RolloutCorrection(Section):
+    """``algorithm.rollout_correction``: for the difference between the policy that sampled and the
+    one that is trained (docs/algorithms.md).
+    """
+
+    rollout_is: Annotated[Literal["token", "sequence"] | None, RL_ONLY]
+    """Weigh each token's loss with pi_old / pi_rollout, or with its product over the sequence.
+    null: neither.
+    """
+    rollout_is_threshold: Annotated[Positive, NO_IS]
+    """Largest weight; larger ones are cut to it."""
+    rollout_is_batch_normalize: Annotated[bool, NO_IS]
+    """Divide the weights by their mean over the step."""
+    rollout_rs: Annotated[
+        Literal[
+            "token_k1",
+            "token_k2",
+            "token_k3",
+            "seq_sum_k1",
+            "seq_sum_k2",
+            "seq_sum_k3",
+            "seq_mean_k1",
+            "seq_mean_k2",
+            "seq_mean_k3",
+            "seq_max_k2",
+            "seq_max_k3",
+        ]
+        | None,
+        BeforeValidator(_rejection),
+        RL_ONLY,
+    ]
+    """Train on no token (``token_``) or sequence (``seq_``) whose ratio is too far from 1. null: on
+    all.
+    """
+    rollout_rs_threshold: Annotated[Positive | Text | None, NO_RS]
+    """How far: for k1 the bounds of the ratio, ``0.5_2.0``, or the upper one alone, of which the
+    lower is the inverse; for k2 and k3 the largest value.
+    """
+    bypass_mode: Annotated[bool, RL_ONLY]
+    """Take the engine's log-probs for the old policy's, which saves a forward pass. The ratio of
+    PPO's clip is then that to the policy that sampled.
+    """
+
+
+def rejection_bounds(settings: RolloutCorrection) -> tuple[float, float] | None:
+    """Lower and upper bound of ``rollout_rs_threshold``; None where it gives none."""
+    value = settings.rollout_rs_threshold
+    of_ratio = (settings.rollout_rs or "").endswith("_k1")
+    try:
+        if isinstance(value, str):
+            low, high = (float(part) for part in value.split("_"))
+        elif value is not None:
+            high = float(value)
+            low = 1.0 / high
+        else:
+            return None
+    except ValueError:
+        return None
+    if of_ratio:
+        return (low, high) if 0.0 < low <= high else None
+    return (0.0, high) if not isinstance(value, str) and high > 0.0 else None
+
+
 class Algorithm(Section):
     """``algorithm``."""
 
@@ -153,6 +230,7 @@ class Algorithm(Section):
     """Estimator of the KL of ``use_kl_in_reward``."""
     kl_ctrl: KlCtrl
     filter_groups: FilterGroups
+    rollout_correction: RolloutCorrection
 
 
 class Critic(Section):

@@ -205,12 +205,6 @@ ACCEPTED: Mapping[str, Accepted] = {
     "reward_model.enable_resource_pool": _NOT_ASKED,
     "algorithm.use_pf_ppo": _NOT_ASKED,
     "algorithm.pf_ppo": Accepted("use_pf_ppo is off"),
-    "algorithm.rollout_correction.rollout_is": _NOT_ASKED,
-    "algorithm.rollout_correction.rollout_is_threshold": Accepted("rollout_is is off"),
-    "algorithm.rollout_correction.rollout_is_batch_normalize": Accepted("rollout_is is off"),
-    "algorithm.rollout_correction.rollout_rs": _NOT_ASKED,
-    "algorithm.rollout_correction.rollout_rs_threshold": Accepted("rollout_rs is off"),
-    "algorithm.rollout_correction.bypass_mode": _NOT_ASKED,
     "algorithm.rollout_correction.loss_type": Accepted("it is so here", ("ppo_clip",)),
     "distillation.enabled": _NOT_ASKED,
     # data

@@ -90,7 +90,8 @@ REFUSED: dict[str, str] = {
     "algorithm.filter_groups.filter_kwargs": "own filters are not loaded",
     "algorithm.pf_ppo": "it is not built",
     "algorithm.use_pf_ppo": "it is not built",
-    "algorithm.rollout_correction": "correction for the policy that sampled is not built yet",
+    "algorithm.rollout_correction.loss_type": "the loss is that of "
+    f"{_ACTOR}.policy_loss.loss_mode; leave it out",
     "algorithm.gdpo_reward_keys": "the estimator gdpo is not built",
     "algorithm.gdpo_reward_weights": "the estimator gdpo is not built",
     "critic": _NO_CRITIC,
