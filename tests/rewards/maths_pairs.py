@@ -105,6 +105,8 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"\boxed{2^{10}}", "1024"),
     ],
     "words": [
+        ('#### "Paris"', "Paris"),
+        ("The answer is yes, it is.", "yes"),
         (r"\boxed{\text{No solution}}", "no solution"),
         (r"\boxed{\text{an apple}}", "apple"),
         ("New  York", "new york"),
@@ -122,6 +124,9 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("I choose option B.", "B"),
     ],
     "lists": [
+        (r"\boxed{1 \pm \sqrt{2}}", r"1-\sqrt{2}, 1+\sqrt{2}"),
+        (r"\boxed{0, \pm 1}", "-1, 0, 1"),
+        (r"\boxed{x=1 \text{ and } y=2}", "(1,2)"),
         (r"\boxed{\left\{5\right\}}", "5"),
         (r"\boxed{6, 5}", "5 or 6"),
         (r"\boxed{x=5 \text{ or } x=6}", "5,6"),

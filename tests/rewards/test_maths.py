@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.rewards.maths_pairs import RIGHT, WRONG
 from trainer.rewards import RewardRequest, Score, Scorer, maths
 from trainer.rewards.maths import quick_maths
-from trainer.rewards.rules.quantities import number
+from trainer.rewards.rules.quantities import Quantity, quantity
 
 
 def request(solution: str, truth: object, index: int = 0) -> RewardRequest:
@@ -93,12 +93,12 @@ def test_hostile_texts_are_read_in_bounded_time(hostile: str) -> None:
 
 @given(st.fractions())
 def test_a_number_is_read_back(value: Fraction) -> None:
-    assert number(str(value)) == value
+    assert quantity(str(value)) == Quantity(value=value)
 
 
 @given(st.text())
 def test_no_text_breaks_the_quick_path(text: str) -> None:
-    number(text)
+    quantity(text)
     assert quick_maths(text + "####" + text, text) in (None, 0.0, 1.0)
 
 

@@ -94,11 +94,7 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
     groups = config_groups([conf_dir(), *folders])
     overrides = _Overrides()
     for text in flags.overrides:
-        rule = _RULE.fullmatch(text)
-        if rule is None:
-            _add_override(overrides, text, groups)
-        else:
-            _add_rule(overrides, text, source=rule[1], rule=rule[2])
+        _add_override(overrides, text, groups)
     if overrides.rules:
         listed = ",".join(f"{source}:{rule}" for source, rule in overrides.rules.items())
         overrides.texts.append(f"++reward.rules={{{listed}}}")
@@ -130,6 +126,10 @@ def check_overrides(argv: Sequence[str], *, starts_run: bool = True) -> CommandL
 
 def _add_override(overrides: _Overrides, text: str, groups: dict[str, list[str]]) -> None:
     """Add the override ``text`` as Hydra shall see it, or what is wrong with it."""
+    rule = _RULE.fullmatch(text)
+    if rule is not None:
+        _add_rule(overrides, text, source=rule[1], rule=rule[2])
+        return
     try:
         if _nesting(text) > MOST_NESTED:
             raise RecursionError

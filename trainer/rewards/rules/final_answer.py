@@ -28,7 +28,10 @@ _ANCHOR = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|</answer>")
-_REASON = re.compile(r",?\s+(?:because|since|as it|as they|which|so that)\b", re.IGNORECASE)
+_REASON = re.compile(
+    r",?\s+(?:because|since|as it|as they|which|so that)\b|,\s+(?:it|they|this|that|there|we)\b",
+    re.IGNORECASE,
+)
 _STATES = re.compile(
     r"(?:\b(?:is|are|equals|gives|get|be|choose|pick|select)\b|[=:])\s*(?=[^=:]{0,200}$)",
     re.IGNORECASE,

@@ -9,6 +9,7 @@ _OPEN = "([{"
 _CLOSE = ")]}"
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)")
 _BETWEEN = re.compile(r"\s+(?:or|and)\s+|\s*;\s*", re.IGNORECASE)
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 _MOST = 1000
 
 
@@ -23,16 +24,22 @@ class Listed:
 
 def listed(text: str) -> Listed | None:
     """The items of a plain ``text`` that has several, or that is a set; None for one item."""
-    if text.startswith("\\pm"):
-        item = text[3:].strip()
-        return Listed(brackets="", items=(item, f"-{item}")) if item else None
     brackets, inner = _enclosed(text)
     items = _items(inner, bare=not brackets)
+    if brackets in ("", "{}"):
+        items = [signed for item in items for signed in _signed(item)]
     if len(items) > _MOST or not all(items):
         return None
     if len(items) < 2 and brackets != "{}":
         return None
     return Listed(brackets=brackets, items=tuple(items))
+
+
+def _signed(item: str) -> list[str]:
+    """The two values of an item with a plus-minus sign; other items unchanged."""
+    if len(_PLUS_MINUS.findall(item)) != 1:
+        return [item]
+    return [_PLUS_MINUS.sub(sign, item) for sign in ("+", "-")]
 
 
 def _enclosed(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ _REPLACED = (
     (re.compile(r"[\u00a0\u2000-\u200a\u202f\u205f\u3000]"), " "),
     (re.compile("[\u200b\u2060\ufeff]"), ""),
     (re.compile("[\u2212\ufe63\uff0d]"), "-"),
+    (re.compile(r"``([^`']+)''"), r'"\1"'),
     (re.compile(r"`+"), ""),
     (re.compile(r"\*\*([^*]+)\*\*"), r"\1"),
     (re.compile(r"__([^_]+)__"), r"\1"),
@@ -28,7 +29,18 @@ _FONT = re.compile(
     r"\s*\{([^{}]*)\}"
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\*?\}")
-_WRAPPED = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("*", "*"), ("_", "_"))
+_WRAPPED = (
+    ("$$", "$$"),
+    ("$", "$"),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("*", "*"),
+    ("_", "_"),
+    ('"', '"'),
+    ("'", "'"),
+    ("“", "”"),
+    ("‘", "’"),
+)
 _ABOUT = re.compile(
     r"(?:\\approx(?![a-zA-Z])|≈|~|approximately\b|about\b|roughly\b)\s*", re.IGNORECASE
 )

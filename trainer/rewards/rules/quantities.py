@@ -80,14 +80,6 @@ class Quantity:
     """One of the units that exclude each other; empty for others and for none."""
 
 
-def number(text: str) -> Fraction | None:
-    """The exact value of a ``text`` that is a number, such as ``1,234.50``, ``-3/4``, ``$18``,
-    ``18.`` or ``5%``; None for any other text.
-    """
-    found = quantity(text.strip().rstrip(". $£€"))
-    return None if found is None else found.value
-
-
 def quantity(text: str) -> Quantity | None:
     """The number that a plain ``text`` is, with or without a unit; None for any other text.
 
