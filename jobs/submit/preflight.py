@@ -19,11 +19,11 @@ from trainer.base.errors import UserError, nearest
 from trainer.base.home import expanded
 from trainer.base.model_folder import require_model
 from trainer.base.model_shape import ModelShape
-from trainer.base.precision import planned_precision
 from trainer.config import Config
 from trainer.config.user_files import is_template
 from trainer.plan import memory
-from trainer.plan.model import folder_of
+from trainer.plan.model import critic_shape, folder_of
+from trainer.plan.resource_sections import run_checkpoint_bytes
 
 
 def problems_of(plan: SweepPlan, options: SlurmOptions, slurm: Slurm) -> list[str]:
@@ -146,6 +146,9 @@ def folder_problems(run: Path, local_folders: tuple[str, ...]) -> list[str]:
 def input_problems(config: Config) -> list[str]:
     """Files and folders that the config names and that do not exist, or hold no model."""
     model = config.actor_rollout_ref.model.path
+    critic = None
+    if config.uses_critic and config.critic.model.path != model:
+        critic = config.critic.model.path
     template = config.data.chat_template
     named: dict[str, str | list[str] | None] = {
         "data.train_files": config.data.train_files,
@@ -153,10 +156,8 @@ def input_problems(config: Config) -> list[str]:
         "custom_reward_function.path": config.custom_reward_function.path,
         "actor_rollout_ref.rollout.agent.path": config.actor_rollout_ref.rollout.agent.path,
         "data.chat_template": None if is_template(template) else template,
-        # org/name is a model of the hub; what begins like a path is one
-        "actor_rollout_ref.model.path": model
-        if model and model.startswith(("/", "./", "../", "~"))
-        else None,
+        "actor_rollout_ref.model.path": _local_model(model),
+        "critic.model.path": _local_model(critic),
     }
     problems = []
     for key, value in named.items():
@@ -166,16 +167,25 @@ def input_problems(config: Config) -> list[str]:
                 problems.append(
                     f"{key}={text}: there is no {os.path.abspath(path)} on this machine."
                 )
-    if model and os.path.isdir(os.path.expanduser(model)):
-        problems += _model_problems(os.path.expanduser(model))
+    models = {"actor_rollout_ref.model.path": model, "critic.model.path": critic}
+    for key, named_model in models.items():
+        if named_model and os.path.isdir(os.path.expanduser(named_model)):
+            problems += _model_problems(os.path.expanduser(named_model), key)
     return problems
 
 
+def _local_model(path: str | None) -> str | None:
+    """``path`` where it begins like one; org/name is a model of the hub."""
+    if path and path.startswith(("/", "./", "../", "~")):
+        return path
+    return None
+
+
 @lru_cache(maxsize=64)  # the jobs of a sweep mostly share a model
-def _model_problems(folder: str) -> tuple[str, ...]:
+def _model_problems(folder: str, key: str) -> tuple[str, ...]:
     """Why the folder holds no model that can be trained, which would show after the queue."""
     try:
-        require_model(Path(folder))
+        require_model(Path(folder), key)
     except UserError as error:
         return (str(error),)
     return ()
@@ -188,16 +198,10 @@ def save_seconds(config: Config, shape: Shape) -> float:
     Raises UserError when the model's folder is no decoder's.
     """
     path = config.actor_rollout_ref.model.path
-    actor = config.actor_rollout_ref.actor
     folder = None if not path or path.startswith("builtin:") else folder_of(path)
     if folder is None:
         return 0.0
-    size = memory.checkpoint_bytes(
-        ModelShape.from_folder(folder),
-        precision=planned_precision(actor.mixed_precision),
-        zero_stage=actor.zero_stage,
-        reference=config.actor_rollout_ref.ref.ema_interval is not None,
-    )
+    size = run_checkpoint_bytes(config, ModelShape.from_folder(folder), critic_shape(config))
     return memory.predicted_save_s(size, bytes_per_s=shape.cluster.write_gb_s * 1e9)
 
 

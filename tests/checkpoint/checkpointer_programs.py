@@ -247,6 +247,62 @@ def _with_extra_tensors(
     )
 
 
+def further_engines(rank: int, size: int, run: str, store: str) -> None:
+    """Two engines in one process, saved and restored together, whatever their ZeRO stages; a NaN of
+    either is found, and a checkpoint that lacks one or holds another model of it is refused.
+    """
+    world = join(rank, size, Path(store))
+    for attempt, stages in enumerate([(0, 0), (1, 1), (2, 3), (3, 3), (1, 2)], 1):
+        policy = make_engine(world, stage=stages[0], seed=1)
+        critic = make_engine(world, stage=stages[1], seed=2, width=9)
+        folder = Path(run) / str(attempt)
+        checkpointer = _with_critic(folder, policy, critic, world, attempt=1)
+        for step in (1, 2):
+            train_step(critic, step + 10)
+            train_step(policy, step)
+        assert checkpointer.save(2, {}, {}, blocking=True)
+        expected = full_state(policy), full_state(critic)
+        checkpointer.close()
+        policy = make_engine(world, stage=stages[1], seed=3)
+        critic = make_engine(world, stage=stages[0], seed=4, width=9)
+        checkpointer = _with_critic(folder, policy, critic, world, attempt=2)
+        restored = checkpointer.restore()
+        assert restored is not None and restored.step == 2
+        for engine, saved in zip((policy, critic), expected, strict=True):
+            loaded = full_state(engine)
+            same = loaded.keys() & saved.keys()  # stage 0 has no master copies
+            assert any(name.endswith("exp_avg_sq") for name in same)
+            assert all(torch.equal(loaded[name], saved[name]) for name in same)
+        fragments(critic.ds)[0].tensor.fill_(float("nan"))
+        with pytest.raises(UserError, match=r"Step 3 is not saved: .* holds NaN"):
+            checkpointer.save(3, {}, {})
+        checkpointer.close()
+    smaller = make_engine(world, width=5)
+    checkpointer = _with_critic(folder, make_engine(world), smaller, world, attempt=3)
+    with pytest.raises(UserError, match=r"holds another model: .* set critic.model.path"):
+        checkpointer.restore()
+    checkpointer.close()
+    alone = make_checkpointer(world, policy, Path(run) / "alone")
+    assert alone.save(1, {}, {}, blocking=True)
+    alone.close()
+    checkpointer = _with_critic(Path(run) / "alone", policy, smaller, world, attempt=2)
+    with pytest.raises(UserError, match=r"holds no critic: .* Set algorithm.adv_estimator"):
+        checkpointer.restore()
+    checkpointer.close()
+
+
+def _with_critic(run: Path, policy: Any, critic: Any, world: Any, *, attempt: int) -> Checkpointer:
+    return Checkpointer(
+        run,
+        policy.ds,
+        CheckpointSettings(),
+        world,
+        attempt=attempt,
+        config_hash="tests",
+        further_engines={"critic": critic.ds},
+    )
+
+
 def restore_best(rank: int, size: int, run: str, store: str) -> None:
     """The best whole checkpoint comes back while the run trains; a damaged one is passed over."""
     world = join(rank, size, Path(store))

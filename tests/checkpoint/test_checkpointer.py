@@ -30,7 +30,8 @@ def test_one_rank(fork_server: ForkServer, tmp_path: Path, program: str) -> None
 
 
 @pytest.mark.parametrize(
-    "program", ["read_only", "extra_tensors", "room", "restore_best", "not_finite"]
+    "program",
+    ["read_only", "extra_tensors", "further_engines", "room", "restore_best", "not_finite"],
 )
 def test_two_ranks(fork_server: ForkServer, tmp_path: Path, program: str) -> None:
     (tmp_path / "fault").write_text("EROFS mkdir")

@@ -14,6 +14,7 @@ from trainer.config.checks.no_effect import no_effect_hints
 
 A, R, T = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer"
 M = "actor_rollout_ref.model"
+GAE = {"trainer.mode": "rl", "algorithm.adv_estimator": "gae"}
 STATIC = {f"{A}.use_dynamic_bsz": False, f"{A}.ppo_micro_batch_size_per_gpu": 8}
 
 
@@ -135,8 +136,45 @@ BAD = [
         {"actor_rollout_ref.model.trust_remote_code": True},
         "actor_rollout_ref.model.trust_remote_code=true",
     ),
-    ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae needs a value model"),
-    ({"critic.enable": True}, "critic.enable=true needs a value model"),
+    (
+        {"algorithm.adv_estimator": "gae", "critic.enable": False},
+        "algorithm.adv_estimator=gae needs the values of a critic",
+    ),
+    ({"critic.enable": True}, "critic.enable=true, but algorithm.adv_estimator=grpo reads no"),
+    (
+        {**GAE, "critic.param_offload": True},
+        "critic.param_offload=true needs critic.zero_stage=3 (now 1)",
+    ),
+    (
+        {
+            **GAE,
+            "critic.zero_stage": 0,
+            "critic.optimizer_offload": True,
+            f"{A}.mixed_precision": "fp32",
+        },
+        "critic.optimizer_offload=true needs critic.zero_stage=1 or more",
+    ),
+    ({**GAE, "critic.zero_stage": 0}, "critic.zero_stage=0 with"),
+    (
+        {**GAE, "critic.ppo_mini_batch_size": 3},
+        "is not a multiple of critic.ppo_mini_batch_size=3; nearest valid: critic.ppo_mini",
+    ),
+    (
+        {**GAE, "critic.forward_max_token_len_per_gpu": 10},
+        "critic.forward_max_token_len_per_gpu=10 holds fewer tokens than one sequence",
+    ),
+    (
+        {**GAE, "critic.use_dynamic_bsz": False},
+        "critic.use_dynamic_bsz=false needs critic.ppo_micro_batch_size_per_gpu",
+    ),
+    (
+        {**GAE, "critic.optim.lr_warmup_steps": 3, "critic.optim.lr_warmup_steps_ratio": 0.1},
+        "critic.optim.lr_warmup_steps=3 and lr_warmup_steps_ratio=0.1 are both set",
+    ),
+    (
+        {**GAE, "trainer.total_training_steps": 5, "trainer.critic_warmup": 5},
+        "trainer.critic_warmup=5 leaves no step of trainer.total_training_steps=5",
+    ),
     ({"reward_model.enable": True}, "reward_model.enable=true"),
     ({"data.use_packed_dataset": False}, "data.use_packed_dataset=false"),
     ({"trainer.checkpoint.atomic_save": False}, "trainer.checkpoint.atomic_save=false"),
@@ -388,22 +426,27 @@ def test_keys_without_effect_in_such_a_snippet_give_hints_at_the_start():
         "algorithm.kl_penalty": "kl",
         "algorithm.kl_ctrl.target_kl": 0.1,
         "critic.ppo_max_token_len_per_gpu": 98304,
+        "critic.optim.lr": 2.0e-5,
+        "trainer.critic_warmup": 3,
     }
     assert no_effect_hints(load(minimal_settings())) == []
+    follows = {f"{A}.ppo_max_token_len_per_gpu": 4096, f"{A}.ppo_epochs": 2, "trainer.mode": "rl"}
+    assert no_effect_hints(load(minimal_settings(**follows))) == []
     hints = no_effect_hints(load(minimal_settings(**snippet)))
-    assert [line.split("=")[0].removeprefix("[HINT] ") for line in hints] == [
+    assert sorted(line.split("=")[0].removeprefix("[HINT] ") for line in hints) == sorted(
         key for key in snippet if key not in (f"{A}.kl_loss_coef", "algorithm.kl_penalty")
-    ]
+    )
     used = {
         "algorithm.use_kl_in_reward": True,
         f"{A}.dynamic_bsz_bucketing": True,
         "algorithm.kl_ctrl.type": "adaptive",
     }
-    assert len(no_effect_hints(load(minimal_settings(**snippet, **used)))) == 2
+    assert len(no_effect_hints(load(minimal_settings(**snippet, **used)))) == 4
+    assert len(no_effect_hints(load(minimal_settings(**snippet, **used, **GAE)))) == 0
 
 
 def test_other_values_of_those_keys_are_refused():
-    assert "not supported" in problems(minimal_settings(**{"trainer.critic_warmup": 3}))[0]
+    assert "not supported" in problems(minimal_settings(**{"critic.rollout_m": 3}))[0]
     assert (
         "expected true or false"
         in problems(minimal_settings(**{"actor_rollout.backend": "split"}))[0]

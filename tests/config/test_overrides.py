@@ -51,7 +51,7 @@ def test_other_spellings_are_renamed_and_a_plus_on_a_known_key_is_taken():
             "trainer.save_freq=3",
             "actor_rollout.backend=hybrid",
             "+data.seed=4",
-            "trainer.critic_warmup=0",
+            "trainer.balance_batch=true",
         ]
     ).argv
     assert argv[-3:] == [

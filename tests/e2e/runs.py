@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 from tests.e2e import held_worker
 from trainer.base.metrics_file import TIMING_PREFIXES
+from trainer.checkpoint.reader import CheckpointReader
+from trainer.checkpoint.store import layout, manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_RUN_S = 280.0
@@ -148,3 +150,17 @@ def assert_same(one: Path, other: Path) -> None:
     assert weights_one.keys() == weights_other.keys()
     differing = [k for k in weights_one if not torch.equal(weights_one[k], weights_other[k])]
     assert differing == []
+    critic_one = critic_weights(one)
+    critic_other = critic_weights(other)
+    assert critic_one.keys() == critic_other.keys()
+    assert all(torch.equal(critic_one[k], critic_other[k]) for k in critic_one)
+
+
+def critic_weights(run: Path) -> dict[str, torch.Tensor]:
+    """The critic's weights in the newest checkpoint; empty without a critic."""
+    root = run / layout.FOLDER
+    folder = layout.step_dir(root, max(layout.steps_on_disk(root)))
+    if not (folder / "critic").is_dir():
+        return {}
+    reader = CheckpointReader(folder / "critic", manifest.read(folder))
+    return {name: reader.read_weight(name) for name in reader.shapes}

@@ -17,8 +17,17 @@ from trainer.base.rank_records import read_records
 
 STEPS = 6
 EACH_STEP = "trainer.checkpoint.save_freq=1"
-STAGES = {"sft": [*SFT, EACH_STEP], "grpo": GRPO}
-RUNS = [(stage, ranks) for stage in STAGES for ranks in (1, 2)]
+PPO = [
+    *GRPO,
+    "algorithm.adv_estimator=gae",
+    "algorithm.use_kl_in_reward=true",
+    "trainer.critic_warmup=1",
+    "critic.zero_stage=2",
+    "critic.ppo_epochs=2",
+]
+"""A critic that trains alone at first, under another ZeRO stage than the policy."""
+STAGES = {"sft": [*SFT, EACH_STEP], "grpo": GRPO, "ppo": PPO}
+RUNS = [("sft", 1), ("sft", 2), ("grpo", 1), ("grpo", 2), ("ppo", 2)]
 PARTIAL_ROLLOUTS = ["actor_rollout_ref.rollout.over_sampling=1.5", "algorithm.max_staleness=1"]
 """Responses that one step begins and another finishes: a checkpoint has to hold them too."""
 

@@ -31,16 +31,22 @@ from trainer.algorithms import sequence_index  # noqa: E402
 from trainer.batching import CostModel  # noqa: E402
 from trainer.config import load  # noqa: E402
 from trainer.data.batch import Batch  # noqa: E402
-from trainer.models import load_model  # noqa: E402
+from trainer.models import load_model, load_value_model  # noqa: E402
 from trainer.models.lora import Lora, adapters_off, add_adapters  # noqa: E402
 from trainer.parallel.deepspeed_setup import EngineSettings  # noqa: E402
 from trainer.parallel.engine import Engine  # noqa: E402
 from trainer.parallel.weights import whole_weights  # noqa: E402
 from trainer.ranks.world import World, join, leave  # noqa: E402
 from trainer.update.forward import log_prob_column  # noqa: E402
-from trainer.update.losses import LossAggregation, Objective, PolicyObjective  # noqa: E402
+from trainer.update.losses import (  # noqa: E402
+    LossAggregation,
+    Objective,
+    OfLogProbs,
+    PolicyObjective,
+)
 from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches  # noqa: E402
 from trainer.update.optimizer_step import OptimizerStep, take_step  # noqa: E402
+from trainer.update.value_objective import ValueObjective  # noqa: E402
 
 EPS = 1e8
 SCALE = 100.0
@@ -52,11 +58,9 @@ WIDE = {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0, "kl_cov_r
 LAYERS = 2  # enough for a gradient to pass from layer to layer
 
 
-class NegativeLogLikelihood:
+class NegativeLogLikelihood(OfLogProbs):
     """Token mean of -log p over the whole step."""
 
-    temperature = 1.0
-    needs_entropy = False
     sum_names = ("loss",)
 
     def attach_weights(self, batch: Batch) -> None:
@@ -69,10 +73,28 @@ class NegativeLogLikelihood:
         return loss, {"loss": float(loss.detach())}
 
 
-def objective_of(variant: dict[str, Any]) -> Objective:
+class ValueLoss(ValueObjective):
+    """The critic's loss, under the name by which the others are compared."""
+
+    sum_names = (*ValueObjective.sum_names, "loss")
+
+    def __init__(self) -> None:
+        aggregation = LossAggregation(mode="seq-mean-token-mean", max_response_length=180)
+        super().__init__(aggregation, clip_range=0.3)
+
+    def __call__(
+        self, micro: Batch, packed: Any, outputs: torch.Tensor
+    ) -> tuple[torch.Tensor, Mapping[str, float]]:
+        loss, sums = super().__call__(micro, packed, outputs)
+        return loss, {**sums, "loss": sums["vf_loss"]}
+
+
+def objective_of(variant: dict[str, Any]) -> Objective[Any]:
     """The loss of the variant; the policy losses with wide shares, so that each has an effect."""
     if "loss" not in variant:
         return NegativeLogLikelihood()
+    if variant["loss"] == "value":
+        return ValueLoss()
     policy_loss = {"loss_mode": variant["loss"], **WIDE}
     actor = {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": policy_loss}
     rollout = {"n": 2}
@@ -100,6 +122,8 @@ def add_policy_columns(batch: Batch) -> None:
         sequence_index(batch.cu_seqlens)
     ]
     batch.columns["draws"] = torch.rand(n, generator=draw)
+    batch.columns["values"] = torch.randn(n, generator=draw)
+    batch.columns["returns"] = torch.randn(n, generator=draw)
 
 
 def make_batch(vocabulary: int) -> Batch:
@@ -249,9 +273,12 @@ def main(case: dict[str, Any], folder: Path) -> None:
     info = rank_info.rank_from_environment()
     world = join(info, device="cpu", run_dir=folder, meet_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
     loaded = load_model("builtin:tiny", dtype=torch.float32, device="cpu")
-    loaded.model.model.layers = loaded.model.model.layers[:LAYERS]
+    of_values = load_value_model("builtin:tiny", dtype=torch.float32, device="cpu", seed=1)
+    for model in (loaded.model, of_values.model):
+        model.model.layers = model.model.layers[:LAYERS]
     for number, variant in enumerate(case["variants"]):
-        run_variant(number, variant, loaded, world, folder)
+        of_variant = of_values if variant.get("loss") == "value" else loaded
+        run_variant(number, variant, of_variant, world, folder)
     leave()
 
 

@@ -38,6 +38,7 @@ class Rank:
         self.lowered_budgets: list[int] | None = None
         self.reference = None
         self.model = SimpleNamespace(has_adapters=False)
+        self.critic: Any = None
         self.world = SimpleNamespace(size=2, device=torch.device("cpu"))
         self.best = BestMetric("val/reward")
         self.identity = RunIdentity(run_dir, writes=True)

@@ -15,7 +15,7 @@ from trainer.config.schema.algorithm import AdvEstimator
 from trainer.data import Batch
 from trainer.run.attach_advantages import attach_advantages
 
-WITHOUT_CRITIC = [name for name in get_args(AdvEstimator) if name != "gae"]
+ESTIMATORS = get_args(AdvEstimator)
 
 
 def make_batch() -> Batch:
@@ -30,6 +30,7 @@ def make_batch() -> Batch:
             "loss_mask": mask,
             "old_log_probs": -torch.rand(n, generator=g),
             "ref_log_probs": -torch.rand(n, generator=g),
+            "values": torch.rand(n, generator=g),
         },
         {
             "rewards": torch.tensor([1.0, 0.0, 0.5, 0.25]),
@@ -41,10 +42,12 @@ def make_batch() -> Batch:
 
 def context(**changes: object) -> Any:
     controller = make_kl_controller("fixed", kl_coef=0.1, target_kl=0.1, horizon=10)
-    return SimpleNamespace(config=load(minimal_settings(**changes)), kl_controller=controller)
+    config = load(minimal_settings(**{"trainer.mode": "rl"}, **changes))
+    critic = SimpleNamespace() if config.uses_critic else None
+    return SimpleNamespace(config=config, kl_controller=controller, critic=critic)
 
 
-@pytest.mark.parametrize("name", WITHOUT_CRITIC)
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_gets_what_it_needs(name: str) -> None:
     batch = make_batch()
     keys = {"algorithm.adv_estimator": name, "algorithm.use_kl_in_reward": True}
@@ -55,6 +58,7 @@ def test_every_estimator_gets_what_it_needs(name: str) -> None:
         name,  # type: ignore[arg-type]
         scores=batch.rows["rewards"],
         groups=batch.rows["groups"],
+        values=batch.columns["values"],
         baselines=batch.rows["baselines"],
         mask=mask,
         sequence=sequence_index(batch.cu_seqlens),
@@ -65,10 +69,16 @@ def test_every_estimator_gets_what_it_needs(name: str) -> None:
     assert expected.advantages[mask].abs().sum() > 0
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(kl[mask].mean().item())
     assert metrics["actor/reward_kl_clamped"] == 0
+    if name == "gae":
+        assert torch.equal(batch.columns["returns"], expected.returns)
+        values = batch.columns["values"][mask]
+        assert metrics["critic/values/mean"] == pytest.approx(values.mean().item())
+    else:
+        assert "returns" not in batch.columns and "critic/values/mean" not in metrics
 
 
 def test_a_batch_whose_responses_are_all_masked_teaches_nothing() -> None:
-    for name in WITHOUT_CRITIC:
+    for name in ESTIMATORS:
         batch = make_batch()
         batch.columns["loss_mask"][:] = False
         keys = {"algorithm.adv_estimator": name, "algorithm.use_kl_in_reward": True}

@@ -45,6 +45,7 @@ class FakeRun:
         )
         self.config = SimpleNamespace(trainer=trainer)
         self.engine = SimpleNamespace(hide_from_forks=lambda: None)
+        self.critic = None
         self.loader = SimpleNamespace(start=lambda: None)
         self.fails_in = fails_in
         self.at_step = at_step

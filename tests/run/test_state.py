@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -99,6 +100,16 @@ def test_lowered_budgets_of_another_world_size_are_not_restored(tmp_path: Path) 
     assert rank.lowered_budgets is None
     rank.states()[0].load_state_dict({"budgets": [1, 2]})
     assert rank.lowered_budgets == [1, 2]
+
+
+def test_the_critics_lowered_budgets_are_restored(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    lowered: list[list[int]] = []
+    rank.critic = SimpleNamespace(lowered_budgets=[3, 4], lower_budgets=lowered.append)
+    saved = rank.states()[0].state_dict()
+    assert saved["critic_budgets"] == [3, 4]
+    rank.states()[0].load_state_dict(saved)
+    assert lowered == [[3, 4]]
 
 
 def test_a_registry_saves_and_loads_states_by_name() -> None:

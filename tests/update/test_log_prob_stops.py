@@ -22,14 +22,15 @@ def test_a_pass_is_left_between_micro_batches(
     computed: list[int] = []
     lock = threading.Lock()
 
-    def run_micro_batch(*_: Any, **__: Any) -> tuple[Any, Any]:
+    def token_stats(*_: Any, **__: Any) -> Any:
         with lock:
             computed.append(1)
             if len(computed) == 2:
                 monkeypatch.setattr(signals._request, "cause", "USR2")
-        return SimpleNamespace(targets=[0]), SimpleNamespace(log_probs=torch.zeros(1))
+        return SimpleNamespace(log_probs=torch.zeros(1))
 
-    monkeypatch.setattr(forward, "run_micro_batch", run_micro_batch)
+    monkeypatch.setattr(forward, "token_stats", token_stats)
+    monkeypatch.setattr(forward, "pack_micro_batch", lambda *_: SimpleNamespace(targets=[0]))
     empty = torch.zeros(1, dtype=torch.int64)
     batch: Any = SimpleNamespace(
         select=lambda indices: None, token_index=lambda indices: empty, num_tokens=1

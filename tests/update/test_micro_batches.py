@@ -28,7 +28,7 @@ COMMON: list[dict[str, Any]] = [
 ]
 LORA: list[dict[str, Any]] = [{"zero": z, "budget": 1024, "lora": 4} for z in range(4)]
 TWO: list[dict[str, Any]] = [{"zero": 1, "budget": [512, 1024]}, {"zero": 2, "budget": [1024, 512]}]
-LOSSES = get_args(LossMode)
+LOSSES = (*get_args(LossMode), "value")
 WHOLE: list[dict[str, Any]] = [{"zero": 0, "budget": UNBOUNDED, "loss": mode} for mode in LOSSES]
 CUT: list[dict[str, Any]] = [
     {"zero": i % 4, "budget": 512, "share": i % 2 == 0, "loss": mode}
@@ -66,10 +66,12 @@ def test_gradients_and_losses_are_equal_for_every_plan(
 
 
 @pytest.mark.parametrize("mode", LOSSES)
-def test_policy_losses_are_equal_for_every_plan(
+def test_losses_are_equal_for_every_plan(
     outcomes: dict[int, list[dict[str, Any]]], mode: str
 ) -> None:
-    """Also the two that choose tokens by their covariance over the whole step."""
+    """Also of the two that choose tokens by their covariance over the whole step, and of the
+    critic's.
+    """
     whole = outcomes[1][VARIANTS[1].index(WHOLE[LOSSES.index(mode)])]
     cut = outcomes[2][VARIANTS[2].index(CUT[LOSSES.index(mode)])]
     assert whole["counts"] == [1] and sum(cut["counts"]) >= 4

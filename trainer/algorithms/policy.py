@@ -103,20 +103,18 @@ def value_loss(
 ) -> TokenLoss:
     """The critic's clipped squared error, halved (arXiv 2005.12729, section 3): float32 [targets].
 
-    ``values``, ``old_values``, ``returns`` [targets]. Sums: ``tokens``, ``vf_clipfrac``,
-    ``vf_error`` (squared).
+    ``values``, ``old_values``, ``returns`` [targets]. Sums: ``tokens``, ``vf_clipfrac``.
     """
     values = values.float()
     old_values = old_values.float()
     returns = returns.float()
-    near_old = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    near_old = values.clamp(old_values - clip_range, old_values + clip_range)
     plain = (values - returns).square()
     clipped = (near_old - returns).square()
     sums = {
         "vf_clipfrac": (clipped > plain).sum().double(),
-        "vf_error": plain.detach().double().sum(),
+        "tokens": torch.tensor(values.numel(), dtype=torch.float64),
     }
-    sums["tokens"] = sums["vf_error"].new_tensor(values.numel())
     return TokenLoss(0.5 * torch.maximum(plain, clipped), sums)
 
 

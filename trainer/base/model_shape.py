@@ -70,6 +70,10 @@ class ModelShape:
     tied: bool = False
     """Output projection shared with the embedding. Saves memory, not operations."""
 
+    def of_values(self) -> ModelShape:
+        """The same model with a head of one output in place of the output projection."""
+        return replace(self, tied=True)
+
     @property
     def head_size(self) -> int:
         """Features of a head."""

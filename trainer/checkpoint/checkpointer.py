@@ -21,9 +21,9 @@ from trainer.base.errors import Failure, UserError
 from trainer.checkpoint.best import find_best
 from trainer.checkpoint.committer import Committer, Save
 from trainer.checkpoint.metrics import CheckpointMetrics
-from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.restore import (
     Restored,
+    engine_reader,
     gather_persistent_parameters,
     load_engine,
     load_extra_tensors,
@@ -61,15 +61,19 @@ class Checkpointer:
         attempt: int,
         config_hash: str,
         extra_tensors: Mapping[str, torch.Tensor] | None = None,
+        further_engines: Mapping[str, Any] | None = None,
     ) -> None:
         """Collective.
+
+        ``further_engines``: DeepSpeed engines besides ``ds_engine``, by the folder of a checkpoint
+        in which they are saved.
 
         ``extra_tensors``: tensors that are not the engine's, the same on every rank: rank 0 saves
         them, ``restore`` loads them. They change only after a call of ``before_step``. Raises
         UserError when the run folder can't be written, another job holds it, or host memory is too
         small for the snapshots.
         """
-        self._ds = ds_engine
+        self._engines = {"": ds_engine, **(further_engines or {})}
         self._settings = settings
         self._attempt = attempt
         self._config_hash = config_hash
@@ -84,7 +88,7 @@ class Checkpointer:
         self._buffers = self._make_buffers()
         self._writer = WriterClient([buffer.fd for buffer in self._buffers], settings.disk)
         self._planner = SnapshotPlanner(
-            ds_engine,
+            self._engines,
             world.rank,
             self._extra_tensors,
             include_untrained=settings.include_untrained,
@@ -229,9 +233,11 @@ class Checkpointer:
         self._folder.close()
 
     def _require_finite(self, step: int) -> None:
-        found = self._world.gather(
-            first_not_finite(self._ds, include_untrained=self._settings.include_untrained)
-        )
+        found: list[str | None] = []
+        for ds in self._engines.values():
+            found += self._world.gather(
+                first_not_finite(ds, include_untrained=self._settings.include_untrained)
+            )
         names = [name for name in found if name is not None]
         if not names:
             return
@@ -259,7 +265,7 @@ class Checkpointer:
     def _make_buffers(self) -> list[HostBuffer]:
         """Raises UserError when this machine's memory is too small for its ranks' buffers."""
         nbytes = snapshot_bytes(
-            self._ds,
+            self._engines.values(),
             self._world.rank,
             self._extra_tensors,
             include_untrained=self._settings.include_untrained,
@@ -283,7 +289,7 @@ class Checkpointer:
             step=step,
             attempt=self._attempt,
             world_size=self._world.size,
-            zero_stage=zero_stage(self._ds),
+            zero_stage=zero_stage(self._engines[""]),
             config_hash=self._config_hash,
             created=time.time(),
             metric=metric,
@@ -334,10 +340,17 @@ class Checkpointer:
         error: Exception | None = None
         unreadable: UserError | Failure | None = None
         try:
-            reader = CheckpointReader(folder, manifest)
             restored = load_states(folder, manifest, self._world.rank, self._world.size)
-            load_engine(self._ds, reader, include_untrained=self._settings.include_untrained)
-            missing = load_extra_tensors(self._extra_tensors, reader)
+            for name, ds in self._engines.items():
+                reader = engine_reader(folder, manifest, name)
+                load_engine(
+                    ds,
+                    reader,
+                    include_untrained=self._settings.include_untrained,
+                    model=f"{name or 'actor_rollout_ref'}.model",
+                )
+                if not name:
+                    missing = load_extra_tensors(self._extra_tensors, reader)
         except (DamagedError, UserError) as caught:
             error = caught
         except OSError as caught:
@@ -355,7 +368,8 @@ class Checkpointer:
             return None
         if error is not None:
             raise error
-        gather_persistent_parameters(self._ds)
+        for ds in self._engines.values():
+            gather_persistent_parameters(ds)
         if missing:
             log.warning("%s lacks %s, which stay as they are", folder, ", ".join(missing[:3]))
         return restored

@@ -26,6 +26,8 @@ from trainer.checkpoint.snapshot.fragments import (
 )
 from trainer.checkpoint.store.manifest import DamagedError, Manifest
 
+INDEX_0 = "state/index_0.json"
+"""The index of rank 0, in the folder of each engine."""
 _Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -46,13 +48,34 @@ class Restored:
     global_state: dict[str, Any]
 
 
-def load_engine(ds: Any, reader: CheckpointReader, *, include_untrained: bool = True) -> None:
+def engine_reader(folder: Path, manifest: Manifest, name: str) -> CheckpointReader:
+    """The tensors of the engine that a checkpoint holds in its folder ``name``; "" is the policy.
+
+    Raises UserError when it holds no such engine, DamagedError and OSError as the reader does.
+    """
+    if name and not (folder / name / INDEX_0).is_file():
+        raise UserError(
+            f"{folder} holds no {name}: its run was trained without one. Set "
+            "algorithm.adv_estimator to what that run had, or start anew with another "
+            "trainer.experiment_name, from the exported model (python -m trainer.export)"
+        )
+    return CheckpointReader(folder / name, manifest)
+
+
+def load_engine(
+    ds: Any,
+    reader: CheckpointReader,
+    *,
+    include_untrained: bool = True,
+    model: str = "actor_rollout_ref.model",
+) -> None:
     """Load this rank's weights, master copies, optimizer states and counters.
 
-    ``include_untrained``: also weights that are not trained. Not collective. Raises UserError for a
-    checkpoint of another model, DamagedError when a part can't be read.
+    ``include_untrained``: also weights that are not trained. ``model``: the settings that name the
+    engine's model. Not collective. Raises UserError for a checkpoint of another model, DamagedError
+    when a part can't be read.
     """
-    require_same_model(full_shapes(ds), reader)
+    require_same_model(full_shapes(ds), reader, model)
     live = fragments(ds, reader.optimizer_kinds, include_untrained=include_untrained)
     with torch.no_grad():
         for fragment in live:
@@ -114,17 +137,20 @@ def load_states(folder: Path, manifest: Manifest, rank: int, world_size: int) ->
     )
 
 
-def require_same_model(live: _Shapes, reader: CheckpointReader) -> None:
+def require_same_model(
+    live: _Shapes, reader: CheckpointReader, model: str = "actor_rollout_ref.model"
+) -> None:
     """Raises UserError when the checkpoint is of a model with other parameters than ``live``.
 
-    ``live``: name -> full shape of the engine's parameters and buffers.
+    ``live``: name -> full shape of the engine's parameters and buffers. ``model``: the settings
+    that name it.
     """
     saved = reader.shapes
     saved_rank = _lora_rank(saved)
     live_rank = _lora_rank(live)
     if saved_rank != live_rank:
         raise UserError(
-            f"{reader.folder} was trained with actor_rollout_ref.model.lora_rank={saved_rank}, "
+            f"{reader.folder} was trained with {model}.lora_rank={saved_rank}, "
             f"this run has {live_rank}: set it to {saved_rank}, or start anew with another "
             "trainer.experiment_name"
         )
@@ -133,7 +159,7 @@ def require_same_model(live: _Shapes, reader: CheckpointReader) -> None:
         if live.get(name) != saved.get(name):
             raise UserError(
                 f"{reader.folder} holds another model: {name} is {saved.get(name, 'not there')} "
-                f"there and {live.get(name, 'not there')} here; set actor_rollout_ref.model.{key} "
+                f"there and {live.get(name, 'not there')} here; set {model}.{key} "
                 "to what the run began with, or start anew with another trainer.experiment_name"
             )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer.base.precision import resolve_precision
-from trainer.config.schema import Actor
+from trainer.config.schema import Actor, Config
 from trainer.parallel.adamw import GuardedAdamW
 
 # Its Muon optimizer has functions compiled, which would load all of torch's compiler: 1.5 s and 70
@@ -45,17 +45,31 @@ class EngineSettings:
     offload_param: bool = False
 
     @classmethod
-    def from_config(cls, actor: Actor, device: torch.device) -> EngineSettings:
+    def of_actor(cls, actor: Actor, device: torch.device) -> EngineSettings:
         """From ``actor_rollout_ref.actor``; ``device`` decides what ``mixed_precision=auto`` is."""
-        precision = resolve_precision(actor.mixed_precision, on_gpu=device.type == "cuda")
         return cls(
             zero_stage=actor.zero_stage,
-            bf16=precision == "bf16",
+            bf16=resolve_precision(actor.mixed_precision, on_gpu=device.type == "cuda") == "bf16",
             betas=(actor.optim.betas[0], actor.optim.betas[1]),
             eps=actor.optim.eps,
             weight_decay=actor.optim.weight_decay,
             offload_optimizer=actor.optimizer_offload,
             offload_param=actor.param_offload,
+        )
+
+    @classmethod
+    def of_critic(cls, config: Config, device: torch.device) -> EngineSettings:
+        """From ``critic``, in the actor's precision."""
+        critic = config.critic
+        wanted = config.actor_rollout_ref.actor.mixed_precision
+        return cls(
+            zero_stage=critic.zero_stage,
+            bf16=resolve_precision(wanted, on_gpu=device.type == "cuda") == "bf16",
+            betas=(critic.optim.betas[0], critic.optim.betas[1]),
+            eps=critic.optim.eps,
+            weight_decay=critic.optim.weight_decay,
+            offload_optimizer=critic.optimizer_offload,
+            offload_param=critic.param_offload,
         )
 
     @property

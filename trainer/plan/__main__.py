@@ -60,6 +60,7 @@ def show(settings: Any, options: Any) -> int:
     path = config.actor_rollout_ref.model.path
     folder = model.folder_of(path) if path else None
     shape = ModelShape.from_folder(folder) if folder else None
+    critic = model.critic_shape(config)
     sizes = report.sizes_of(config, options, shape)
     measured = None
     data = config.data
@@ -69,7 +70,7 @@ def show(settings: Any, options: Any) -> int:
             tokenizer = None
         measured = lengths.measure(data.train_files, data.prompt_key, data.response_key, tokenizer)
     try:
-        sys.stdout.write(report.report(config, options, sizes, shape, measured))
+        sys.stdout.write(report.report(config, options, sizes, shape, measured, critic))
     except ValueError as error:
         raise SettingsError(str(error).splitlines()) from None
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trainer.batching.budget import recommended_budget
 from trainer.config.checks.batch_sizes import DerivedSizes, Sizes
-from trainer.config.schema import Config
+from trainer.config.schema import Budget, Config
 from trainer.plan.lengths import DataLengths
 from trainer.plan.options import PlanOptions
 
@@ -95,7 +95,11 @@ def budget_rows(
 
 def smallest_budget(config: Config) -> int | None:
     """The smallest token budget of any rank; None for ``auto``."""
-    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    return smallest_of(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+
+
+def smallest_of(budget: Budget) -> int | None:
+    """The smallest of a budget given by rank; None for ``auto``."""
     if isinstance(budget, str):
         return None
     return min(budget) if isinstance(budget, list) else budget

@@ -28,6 +28,11 @@ class MemoryEstimate:
     host: int
 
     @property
+    def held(self) -> int:
+        """What stays while another model of the rank trains."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
     def training(self) -> int:
         """Peak of an update."""
         return (

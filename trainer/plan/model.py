@@ -6,6 +6,20 @@ import os
 from pathlib import Path
 
 from trainer.base.home import expanded
+from trainer.base.model_shape import ModelShape
+from trainer.config.schema import Config
+
+
+def critic_shape(config: Config) -> ModelShape | None:
+    """The shape of the critic; None without one, and when its model is not on this machine.
+
+    Raises UserError when its folder is no decoder's.
+    """
+    path = config.critic.model.path
+    if not config.uses_critic or path is None:
+        return None
+    folder = folder_of(path)
+    return None if folder is None else ModelShape.from_folder(folder).of_values()
 
 
 def folder_of(path: str) -> Path | None:

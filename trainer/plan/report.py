@@ -29,8 +29,11 @@ def report(
     sizes: Sizes,
     shape: ModelShape | None,
     lengths: DataLengths | None,
+    critic: ModelShape | None = None,
 ) -> str:
-    """All sections. Raises ValueError with every violation when sizes do not divide."""
+    """All sections; ``critic``: the shape of the critic, where one is trained and known.
+
+    Raises ValueError with every violation when sizes do not divide."""
     derived = derive(sizes)
     mean = _mean_lengths(config, options, lengths)
     sections = [
@@ -43,8 +46,8 @@ def report(
         rows = iter([("", f"unknown: actor_rollout_ref.model.path ({reason})")])
         sections.append(("Memory", rows))
     else:
-        sections.append(("Memory of a rank", memory_rows(config, options, derived, shape)))
-        sections.append(("Checkpoint", checkpoint_rows(config, options, shape)))
+        sections.append(("Memory of a rank", memory_rows(config, options, derived, shape, critic)))
+        sections.append(("Checkpoint", checkpoint_rows(config, options, shape, critic)))
     sections.append(("Time", time_rows(config, options, sizes, lengths)))
     text = []
     for title, rows in sections:

@@ -5,6 +5,7 @@ A section is rows of (name, value).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from trainer.base.model_shape import ModelShape
@@ -13,15 +14,19 @@ from trainer.batching.budget import MEMORY_ADVICE
 from trainer.config.checks.batch_sizes import DerivedSizes, Sizes
 from trainer.config.schema import Config
 from trainer.plan import memory
-from trainer.plan.batch_sections import Rows, longest_sequence, smallest_budget
+from trainer.plan.batch_sections import Rows, longest_sequence, smallest_budget, smallest_of
 from trainer.plan.lengths import DataLengths
 from trainer.plan.options import PlanOptions
 
 
 def memory_rows(
-    config: Config, options: PlanOptions, derived: DerivedSizes, shape: ModelShape
+    config: Config,
+    options: PlanOptions,
+    derived: DerivedSizes,
+    shape: ModelShape,
+    critic: ModelShape | None = None,
 ) -> Rows:
-    """Memory of a rank by part."""
+    """Memory of a rank by part; ``critic``: the shape of the critic, where one is trained."""
     adapters = _adapters(config, shape)
     sequences = _sequences_at_once(config, derived)
     estimate = _estimate(config, derived, shape, sequences)
@@ -29,19 +34,54 @@ def memory_rows(
     yield "parameters", f"{shape.params / 1e6:,.1f} M{trained}"
     for name in ("weights", "gradients", "optimizer", "reference", "activations", "logits"):
         yield name, _gib(getattr(estimate, name))
-    yield "peak of an update", _gib(estimate.training)
+    update, generation, host = estimate.training, estimate.generation, estimate.host
+    if config.uses_critic and critic is None:
+        yield "critic", f"unknown: critic.model.path ({config.critic.model.path} is not here)"
+    if critic is not None:
+        values = _critic_estimate(config, derived, critic)
+        yield "critic", f"{_gib(values.held)} of {critic.params / 1e6:,.1f} M parameters"
+        yield "critic's activations", _gib(values.activations)
+        # One of the two updates at a time.
+        update = max(update + values.held, values.training + estimate.held)
+        generation += values.weights + values.optimizer
+        host += values.host
+    yield "peak of an update", _gib(update)
     if sequences:
         engine = config.actor_rollout_ref.rollout.name
         cache = f"{_gib(estimate.kv_cache)} for {sequences} sequences at once ({engine})"
         yield "key/value cache", cache
-        yield "peak of generation", _gib(estimate.generation)
+        yield "peak of generation", _gib(generation)
     if options.gpu_gb is not None:
-        peak = max(estimate.training, estimate.generation)
+        peak = max(update, generation)
         fits = peak <= options.gpu_gb * 1e9
         verdict = "fits" if fits else f"DOES NOT FIT: {MEMORY_ADVICE}"
         yield "GPU", f"{peak / 1e9:,.1f} of {options.gpu_gb:g} GB: {verdict}"
-    if estimate.host:
-        yield "in host memory", _gib(estimate.host)
+    if host:
+        yield "in host memory", _gib(host)
+
+
+def _critic_estimate(
+    config: Config, derived: DerivedSizes, shape: ModelShape
+) -> memory.MemoryEstimate:
+    """Memory that the critic takes of a rank."""
+    critic = config.critic
+    longest = longest_sequence(config)
+    micro_batch_tokens = (critic.ppo_micro_batch_size_per_gpu or 1) * longest
+    if critic.use_dynamic_bsz:
+        micro_batch_tokens = smallest_of(critic.ppo_max_token_len_per_gpu) or longest
+    estimate = memory.predict(
+        shape,
+        dp=derived.dp,
+        zero_stage=critic.zero_stage,
+        precision=planned_precision(config.actor_rollout_ref.actor.mixed_precision),
+        micro_batch_tokens=micro_batch_tokens,
+        recompute=critic.model.enable_gradient_checkpointing,
+        reference=False,
+        kv_tokens=0,
+        param_offload=critic.param_offload,
+        optimizer_offload=critic.optimizer_offload,
+    )
+    return replace(estimate, logits=0)
 
 
 def _estimate(
@@ -83,16 +123,12 @@ def _adapters(config: Config, shape: ModelShape) -> int:
     return memory.adapter_params(shape, model.lora_rank, model.target_modules)
 
 
-def checkpoint_rows(config: Config, options: PlanOptions, shape: ModelShape) -> Rows:
+def checkpoint_rows(
+    config: Config, options: PlanOptions, shape: ModelShape, critic: ModelShape | None = None
+) -> Rows:
     """Size of a checkpoint, and its time against the grace period."""
-    actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    size = memory.checkpoint_bytes(
-        shape,
-        precision=planned_precision(actor.mixed_precision),
-        zero_stage=actor.zero_stage,
-        reference=config.actor_rollout_ref.ref.ema_interval is not None,
-        adapters=_adapters(config, shape),
-    )
+    trainer = config.trainer
+    size = run_checkpoint_bytes(config, shape, critic, adapters=_adapters(config, shape))
     seconds = size / (options.write_gb_s * 1e9)
     need = seconds * trainer.checkpoint.save_margin
     verdict = "fits"
@@ -105,6 +141,28 @@ def checkpoint_rows(config: Config, options: PlanOptions, shape: ModelShape) -> 
         f"{trainer.grace_period_s:g} s against {need:.1f} s with margin "
         f"{trainer.checkpoint.save_margin:g}: {verdict}",
     )
+
+
+def run_checkpoint_bytes(
+    config: Config, shape: ModelShape, critic: ModelShape | None, *, adapters: int = 0
+) -> int:
+    """Bytes of a checkpoint of a run over all ranks: of the policy, and of the ``critic`` where one
+    is trained.
+    """
+    actor = config.actor_rollout_ref.actor
+    precision = planned_precision(actor.mixed_precision)
+    size = memory.checkpoint_bytes(
+        shape,
+        precision=precision,
+        zero_stage=actor.zero_stage,
+        reference=config.actor_rollout_ref.ref.ema_interval is not None,
+        adapters=adapters,
+    )
+    if critic is not None:
+        size += memory.checkpoint_bytes(
+            critic, precision=precision, zero_stage=config.critic.zero_stage
+        )
+    return size
 
 
 def time_rows(

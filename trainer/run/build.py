@@ -31,13 +31,15 @@ from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
 from trainer.rewards import Scorer
 from trainer.run.context import RunContext
+from trainer.run.critic import critic_note, make_critic
 from trainer.run.data_record import check_data_files
 from trainer.run.reference import make_reference
 from trainer.run.rules_check import check_rules
 from trainer.tracking.perf import make_timers
 from trainer.update.auto_budget import measure_budgets
-from trainer.update.losses import make_objective
+from trainer.update.losses import PolicyObjective, SftObjective, make_objective
 from trainer.update.micro_batches import MicroBatchConfig
+from trainer.update.value_objective import ValueObjective
 
 
 def build(config: Config, run_dir: Path, world: World) -> RunContext:
@@ -58,7 +60,7 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
     val_examples = all_examples(val_data)
     require_judgeable(config, val_examples)
     reference = make_reference(config, model)
-    settings = EngineSettings.from_config(roles.actor, world.device)
+    settings = EngineSettings.of_actor(roles.actor, world.device)
     selftest.run(settings, world)
     ctx = RunContext(
         config=config,
@@ -86,9 +88,17 @@ def build(config: Config, run_dir: Path, world: World) -> RunContext:
             *template_warnings(config.data, model.tokenizer),
         ],
     )
+    add_critic(ctx)
     add_rollouts(ctx, validates=val_data is not None)
     prepare_planner(ctx)
     return ctx
+
+
+def add_critic(ctx: RunContext) -> None:
+    """The critic, where the advantages need one. Collective."""
+    ctx.critic = make_critic(ctx.config, ctx.model, ctx.world)
+    if ctx.critic is not None:
+        ctx.notes.append(critic_note(ctx.critic, ctx.config.critic.model.path))
 
 
 def add_rollouts(ctx: RunContext, *, validates: bool) -> None:
@@ -118,24 +128,48 @@ def prepare_planner(ctx: RunContext) -> None:
     """Load the planner's compiled loops, and measure the budgets that are ``auto``. Collective."""
     data = ctx.config.data
     passes = (ctx.update_pass, ctx.log_prob_pass, ctx.ref_pass)
-    if any(config.dynamic for config in passes):
+    critic = ctx.critic
+    critic_passes: tuple[MicroBatchConfig, ...] = ()
+    if critic is not None:
+        critic_passes = (critic.update_pass, critic.forward_pass)
+    if any(config.dynamic for config in (*passes, *critic_passes)):
         responses = ctx.config.actor_rollout_ref.rollout.n if ctx.is_rl else 1
         warm_up(data.train_batch_size * responses)
-    if not any(config.unmeasured for config in passes):
-        return
-    budgets = measure_budgets(
-        ctx.engine,
-        ctx.update_pass,
+    if any(config.unmeasured for config in passes):
+        budgets = measured(ctx, ctx.engine, ctx.objective, ctx.update_pass)
+        # Passes without gradients share the measured budgets.
+        ctx.update_pass = ctx.update_pass.measured(budgets)
+        ctx.log_prob_pass = ctx.log_prob_pass.measured(budgets)
+        ctx.ref_pass = ctx.ref_pass.measured(budgets)
+        listed = ", ".join(map(str, budgets))
+        ctx.notes.append(f"ppo_max_token_len_per_gpu=auto: measured {listed} tokens by rank")
+    if critic is not None and any(config.unmeasured for config in critic_passes):
+        budgets = measured(ctx, critic.engine, critic.objective, critic.update_pass)
+        critic.measured(budgets)
+        listed = ", ".join(map(str, budgets))
+        ctx.notes.append(f"critic.ppo_max_token_len_per_gpu=auto: measured {listed} by rank")
+
+
+def measured(
+    ctx: RunContext,
+    engine: Engine,
+    objective: PolicyObjective | SftObjective | ValueObjective,
+    config: MicroBatchConfig,
+) -> list[int]:
+    """Token budgets of a pass in training, one per rank. Collective."""
+    data = ctx.config.data
+    engines = [ctx.engine]
+    if ctx.critic is not None:
+        engines.append(ctx.critic.engine)
+    return measure_budgets(
+        engine,
+        objective,
+        config,
+        engines=engines,
         longest=data.max_prompt_length + data.max_response_length,
         vocabulary=ctx.model.shape.vocab,
         local_ranks=ctx.world.local_size,
     )
-    # Passes without gradients share the measured budgets.
-    ctx.update_pass = ctx.update_pass.measured(budgets)
-    ctx.log_prob_pass = ctx.log_prob_pass.measured(budgets)
-    ctx.ref_pass = ctx.ref_pass.measured(budgets)
-    listed = ", ".join(map(str, budgets))
-    ctx.notes.append(f"ppo_max_token_len_per_gpu=auto: measured {listed} tokens by rank")
 
 
 def kl_controller(section: KlCtrl) -> KlController:

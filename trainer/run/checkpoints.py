@@ -24,6 +24,7 @@ from trainer.experience.weight_sync import ENDS_THE_RUN
 from trainer.run.attempt import attempt_number, config_hash
 from trainer.run.best_metric import BestMetric
 from trainer.run.context import RunContext
+from trainer.run.critic import critic_engines
 from trainer.run.not_saved import not_saved
 from trainer.run.policy_update import about_run, lr_notes
 from trainer.run.reference import reference_state
@@ -78,7 +79,8 @@ class RunCheckpoints:
         self._rank_state = rank_state(ctx)
         self._metric_names: set[str] = set(VALIDATION_METRICS) if ctx.validates else set()
         self._checkpointer = self._make_checkpointer(attempt)
-        ctx.engine.before_step = self._checkpointer.before_step
+        for engine in (ctx.engine, *critic_engines(ctx.critic).values()):
+            engine.before_step = self._checkpointer.before_step
         self.notes = keep_best_hints(trainer, metric, ctx.total_steps)
         """Lines for the user at the start."""
         self.restored_step = self._restore()
@@ -281,6 +283,7 @@ class RunCheckpoints:
             attempt=attempt,
             config_hash=config_hash(ctx.config),
             extra_tensors=reference_state(ctx),
+            further_engines={name: e.ds for name, e in critic_engines(ctx.critic).items()},
         )
 
     def _is_due(

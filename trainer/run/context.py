@@ -20,6 +20,7 @@ from trainer.models import LoadedModel
 from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
 from trainer.rewards import Scorer
+from trainer.run.critic import Critic
 from trainer.tracking import Timers
 from trainer.update.losses import PolicyObjective, SftObjective
 from trainer.update.micro_batches import MicroBatchConfig
@@ -55,6 +56,8 @@ class RunContext:
     kl_controller: KlController
     timers: Timers
     scorer: Scorer
+    critic: Critic | None = None
+    """The model of values; None when the advantages need none."""
     weight_sync: WeightSync | None = None
     """The rollout engine and its weights; None when nothing is generated."""
     collector: RolloutCollector | None = None

@@ -17,6 +17,7 @@ from trainer.ranks.world import join, leave
 from trainer.run.build import build
 from trainer.run.checkpoints import RunCheckpoints
 from trainer.run.context import RunContext
+from trainer.run.critic import critic_engines
 from trainer.run.data_check import check_data
 from trainer.run.finish import finish
 from trainer.run.profiler import StepProfiler
@@ -40,6 +41,8 @@ def train(config: Config, run_dir: Path, info: RankInfo) -> int:
     """
     require_ranks(config, info)
     make_builtin(config.actor_rollout_ref.model.path)  # before there is a process group
+    if config.uses_critic:
+        make_builtin(config.critic.model.path)
     world = join(
         info,
         device=config.trainer.device,
@@ -74,7 +77,8 @@ def run(ctx: RunContext, checkpoints: RunCheckpoints, reporter: RunReporter) -> 
     step = checkpoints.restored_step
     ctx.stop_step = step
     announce_stops(ctx, reporter)
-    ctx.engine.hide_from_forks()
+    for engine in (ctx.engine, *critic_engines(ctx.critic).values()):
+        engine.hide_from_forks()
     if ctx.config.trainer.val_only:
         reporter.log(step, reporter.validation(step))
         return EXIT_OK

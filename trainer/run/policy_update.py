@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from trainer.algorithms import learning_rate
 from trainer.batching import adaptive_clip
+from trainer.config.schema import CriticOptim, Optim
 from trainer.data import Batch
 from trainer.run.context import RunContext
 from trainer.run.reference import update_reference
 from trainer.run.schedule_notes import schedule_notes
 from trainer.tracking.banner import versions
+from trainer.update.losses import PolicyObjective, SftObjective
 from trainer.update.optimizer_step import OptimizerStep, take_step
+from trainer.update.value_objective import ValueObjective
 
 TOTAL_STEPS = "total_steps"
 """Field of a manifest's ``about``."""
@@ -25,7 +29,7 @@ def update_policy(
 ) -> tuple[list[OptimizerStep], dict[str, float]]:
     """Take the optimizer steps of training step ``step`` (from 1), which sets the learning rate."""
     actor = ctx.config.actor_rollout_ref.actor
-    lr = scheduled_lr(ctx, step)
+    lr = scheduled_lr(actor.optim, step, ctx.total_steps)
     max_norm = actor.grad_clip
     optimizer_steps: list[OptimizerStep] = []
     for mini_batch in mini_batches(ctx, batch, step):
@@ -45,7 +49,12 @@ def update_policy(
         optimizer_steps.append(result)
         if result.lowered_budgets is not None:
             ctx.lower_budgets(result.lowered_budgets)
-    metrics = update_metrics(ctx, optimizer_steps, lr=lr, max_norm=max_norm)
+    prefix = "train"
+    if ctx.is_rl:
+        prefix = "actor"
+    metrics = update_metrics(prefix, ctx.objective, optimizer_steps, lr=lr, max_norm=max_norm)
+    if ctx.lowered_budgets is not None:
+        metrics["batch/lowered_budget"] = float(min(ctx.lowered_budgets))
     return optimizer_steps, metrics | update_reference(ctx, step)
 
 
@@ -57,23 +66,39 @@ def mini_batches(ctx: RunContext, batch: Batch, step: int) -> Iterator[Batch]:
     epoch), as are the numbers by which clip_cov chooses tokens.
     """
     actor = ctx.config.actor_rollout_ref.actor
-    groups = torch.unique(batch.rows["groups"])
     for epoch in range(actor.ppo_epochs):
-        order = torch.arange(len(groups))
-        seed = (ctx.config.trainer.seed * 1_000_003 + step) * 1_009 + epoch
-        generator = torch.Generator().manual_seed(seed)
-        if actor.shuffle:
-            order = torch.randperm(len(groups), generator=generator)
+        generator = epoch_generator(ctx.config.trainer.seed, step, epoch)
+        order = prompt_order(batch, generator, shuffle=actor.shuffle)
         if actor.policy_loss.loss_mode == "clip_cov":
             batch.columns["draws"] = torch.rand(batch.num_tokens, generator=generator)
-        for selected in torch.split(groups[order], actor.ppo_mini_batch_size):
-            yield batch.select(torch.isin(batch.rows["groups"], selected).nonzero().squeeze(-1))
+        yield from split_prompts(batch, order, actor.ppo_mini_batch_size)
 
 
-def scheduled_lr(ctx: RunContext, step: int) -> float:
-    """The learning rate of training step ``step`` (from 1)."""
-    optim = ctx.config.actor_rollout_ref.actor.optim
-    total = optim.total_training_steps or ctx.total_steps
+def epoch_generator(seed: int, step: int, epoch: int) -> torch.Generator:
+    """Random numbers of one pass over the batch of a training step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + epoch)
+
+
+def prompt_order(batch: Batch, generator: torch.Generator, *, shuffle: bool) -> Tensor:
+    """The groups of ``batch`` ``[prompts]`` as they come, or shuffled."""
+    groups: Tensor = torch.unique(batch.rows["groups"])
+    if not shuffle:
+        return groups
+    shuffled: Tensor = groups[torch.randperm(len(groups), generator=generator)]
+    return shuffled
+
+
+def split_prompts(batch: Batch, order: Tensor, size: int) -> Iterator[Batch]:
+    """Batches of ``size`` prompts with all their responses, by the groups ``order``
+    ``[prompts]``.
+    """
+    for selected in torch.split(order, size):
+        yield batch.select(torch.isin(batch.rows["groups"], selected).nonzero().squeeze(-1))
+
+
+def scheduled_lr(optim: Optim | CriticOptim, step: int, run_steps: int) -> float:
+    """The learning rate of training step ``step`` (from 1) of a run of ``run_steps``."""
+    total = optim.total_training_steps or run_steps
     warmup_steps = optim.lr_warmup_steps
     if warmup_steps is None:
         warmup_steps = int(optim.lr_warmup_steps_ratio * total)
@@ -97,33 +122,34 @@ def lr_notes(ctx: RunContext, restored_step: int, about: Mapping[str, object]) -
     checkpoint (its ``about``), which may lack it.
     """
     earlier_total = about.get(TOTAL_STEPS)
+    optim = ctx.config.actor_rollout_ref.actor.optim
     return schedule_notes(
-        ctx.config.actor_rollout_ref.actor.optim,
+        optim,
         step=restored_step,
         before=earlier_total if isinstance(earlier_total, int) else None,
         now=ctx.total_steps,
-        rate=partial(scheduled_lr, ctx),
+        rate=partial(scheduled_lr, optim, run_steps=ctx.total_steps),
     )
 
 
 def update_metrics(
-    ctx: RunContext, optimizer_steps: Sequence[OptimizerStep], *, lr: float, max_norm: float
+    prefix: str,
+    objective: PolicyObjective | SftObjective | ValueObjective,
+    optimizer_steps: Sequence[OptimizerStep],
+    *,
+    lr: float,
+    max_norm: float,
 ) -> dict[str, float]:
     """Metrics of a training step's optimizer steps: the objective's over all of them, the mean
     gradient norm of those applied.
     """
-    sums = {
-        name: sum(step.sums[name] for step in optimizer_steps) for name in ctx.objective.sum_names
-    }
+    sums = {name: sum(step.sums[name] for step in optimizer_steps) for name in objective.sum_names}
     norms = [step.grad_norm for step in optimizer_steps if step.applied]
     skipped = len(optimizer_steps) - len(norms)
-    prefix = "actor" if ctx.is_rl else "train"
-    metrics = ctx.objective.metrics(sums, len(optimizer_steps))
+    metrics = objective.metrics(sums, len(optimizer_steps))
     metrics[f"{prefix}/grad_norm"] = sum(norms) / len(norms) if norms else float("nan")
     metrics[f"{prefix}/grad_clip"] = max_norm
     metrics[f"{prefix}/lr"] = lr
     metrics[f"{prefix}/skipped_steps"] = float(skipped)
     metrics[f"{prefix}/optimizer_steps"] = float(len(optimizer_steps))
-    if ctx.lowered_budgets is not None:
-        metrics["batch/lowered_budget"] = float(min(ctx.lowered_budgets))
     return metrics

@@ -91,8 +91,11 @@ class RunReporter:
         tokens = [count for plan in plans for rank in plan.tokens for count in rank]
         seconds = ctx.timers.seconds("step")
         reshard_s = ctx.timers.seconds("reshard")
-        metrics = dict(plans[-1].metrics())
-        metrics |= micro_batch_metrics(tokens, max(int(budget) for budget in plans[-1].budgets))
+        metrics: dict[str, float] = {}
+        if plans:  # none while the critic warms up
+            metrics |= plans[-1].metrics()
+            budget = max(int(budget) for budget in plans[-1].budgets)
+            metrics |= micro_batch_metrics(tokens, budget)
         metrics |= self._throughput(result, seconds)
         metrics |= ctx.world.max(memory_metrics(ctx.world.device))
         metrics |= ctx.timers.end_step()
@@ -207,6 +210,7 @@ class RunReporter:
         ctx = self._ctx
         shape = ctx.model.shape
         lengths = result.batch.lengths.tolist()
+        updated = len(result.optimizer_steps) > 0
         epoch_flops = train_flops(
             shape.params, shape.layers, shape.hidden, lengths, trained=ctx.engine.num_trained
         )
@@ -214,7 +218,7 @@ class RunReporter:
             result.batch.num_tokens,
             seconds,
             ctx.world.size,
-            flops=epoch_flops * ctx.config.actor_rollout_ref.actor.ppo_epochs,
+            flops=epoch_flops * ctx.config.actor_rollout_ref.actor.ppo_epochs if updated else None,
             peak=peak_flops(ctx.world.device),
             update_s=ctx.timers.seconds("update_actor"),
         )

@@ -96,10 +96,17 @@ def job_deadline(env: Mapping[str, str]) -> float | None:
 
 def _checkpoint_bytes(ctx: RunContext) -> int:
     settings = ctx.engine.settings
-    return checkpoint_bytes(
+    size = checkpoint_bytes(
         ctx.model.shape,
         precision="bf16" if settings.bf16 else "fp32",
         zero_stage=settings.zero_stage,
         reference=bool(reference_state(ctx)),
         adapters=ctx.engine.num_trained if ctx.model.has_adapters else 0,
     )
+    if ctx.critic is not None:
+        size += checkpoint_bytes(
+            ctx.critic.model.shape.of_values(),
+            precision="bf16" if settings.bf16 else "fp32",
+            zero_stage=ctx.critic.engine.settings.zero_stage,
+        )
+    return size

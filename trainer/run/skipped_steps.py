@@ -9,11 +9,12 @@ from pathlib import Path
 from trainer.base.errors import UserError
 from trainer.config.schema import Config
 
-SKIPPED = ("actor/skipped_steps", "train/skipped_steps")
-APPLIED_OF = ("actor/optimizer_steps", "train/optimizer_steps")
+TRAINED = ("actor", "train", "critic")
+"""Prefixes of ``skipped_steps`` and ``optimizer_steps``."""
 _SIGNS = {
     "the reward": ("critic/score/mean", "critic/score/max", "critic/score/min"),
     "the advantage": ("critic/advantages/mean", "critic/advantages/max", "critic/advantages/min"),
+    "the critic's values or loss": ("critic/values/mean", "critic/vf_loss"),
     "the loss": ("actor/pg_loss", "actor/kl_loss", "actor/entropy", "train/loss", "train/nll"),
 }
 """What may not be finite -> the metrics that show it, in the order in which one makes the next."""
@@ -36,9 +37,7 @@ class SkippedSteps:
         if step == self._observed:
             return
         self._observed = step
-        skipped = max((metrics.get(name, 0.0) for name in SKIPPED), default=0.0)
-        taken = max((metrics.get(name, 0.0) for name in APPLIED_OF), default=0.0)
-        if skipped == 0 or skipped < taken:
+        if not any(_all_skipped(metrics, prefix) for prefix in TRAINED):
             self.in_a_row = 0
             self.first = None
             return
@@ -74,6 +73,12 @@ class SkippedSteps:
             f"({actor.optim.lr:g}) or actor_rollout_ref.actor.grad_clip ({actor.grad_clip:g}), or "
             f"bound what the reward function returns. {saved}"
         )
+
+
+def _all_skipped(metrics: Mapping[str, float], prefix: str) -> bool:
+    """Whether none of the optimizer steps of this model was applied."""
+    skipped = metrics.get(f"{prefix}/skipped_steps", 0.0)
+    return skipped > 0 and skipped >= metrics.get(f"{prefix}/optimizer_steps", 0.0)
 
 
 def not_finite(metrics: Mapping[str, float]) -> list[str]:

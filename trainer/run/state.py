@@ -22,6 +22,7 @@ from trainer.checkpoint.snapshot.state_registry import StateRegistry
 from trainer.models.adapters import adapters_state, require_same_base
 from trainer.run.best_metric import BestMetric
 from trainer.run.context import RunContext
+from trainer.run.critic import Critic
 from trainer.tracking.wandb_run import WandbIdentity, load_identity, save_identity
 
 
@@ -48,7 +49,16 @@ def global_state(ctx: RunContext, best: BestMetric, identity: RunIdentity) -> St
         lambda saved: setattr(ctx, "unlogged", saved),
         optional=True,
     )
-    state.add("budgets", lambda: ctx.lowered_budgets, lambda saved: _restore_budgets(ctx, saved))
+    state.add(
+        "budgets", lambda: ctx.lowered_budgets, lambda saved: _restore_budgets(ctx, ctx, saved)
+    )
+    critic = ctx.critic
+    if critic is not None:
+        state.add(
+            "critic_budgets",
+            lambda: critic.lowered_budgets,
+            lambda saved: _restore_budgets(ctx, critic, saved),
+        )
     state.add("best", best.state_dict, best.load_state_dict)
     state.add("wandb", identity.state_dict, identity.load_state_dict)
     return state
@@ -116,7 +126,9 @@ def _add_counter(state: StateRegistry, ctx: RunContext, name: str) -> None:
     state.add(name, lambda: getattr(ctx, name), lambda saved: setattr(ctx, name, saved))
 
 
-def _restore_budgets(ctx: RunContext, budgets: list[int] | None) -> None:
+def _restore_budgets(
+    ctx: RunContext, owner: RunContext | Critic, budgets: list[int] | None
+) -> None:
     """Budgets lowered in a world of this size; a world of another size measures its own."""
     if budgets is not None and len(budgets) == ctx.world.size:
-        ctx.lower_budgets(budgets)
+        owner.lower_budgets(budgets)

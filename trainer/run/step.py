@@ -28,6 +28,7 @@ from trainer.run.log_probs import attach_old_log_probs, attach_ref_log_probs, ea
 from trainer.run.policy_update import update_policy
 from trainer.run.rollout_correction import attach_rollout_correction
 from trainer.run.sample_files import sample_rows
+from trainer.run.value_update import attach_values, update_critic
 from trainer.update.optimizer_step import OptimizerStep
 
 
@@ -69,12 +70,17 @@ def training_step(ctx: RunContext, step: int, sft_batches: Iterator[list[Example
             metrics |= attach_advantages(ctx, batch)
         # The update reads none of these; what it needs of them is in the advantages.
         batch.drop("rewards", "baselines", "finished", "versions")
-    with ctx.timers("update_actor"):
-        optimizer_steps, update_metrics = update_policy(ctx, batch, step)
+    if ctx.critic is not None:
+        metrics |= update_critic(ctx, ctx.critic, batch, step)
+    optimizer_steps: list[OptimizerStep] = []
+    if ctx.critic is None or step > ctx.config.trainer.critic_warmup:
+        with ctx.timers("update_actor"):
+            optimizer_steps, update_metrics = update_policy(ctx, batch, step)
+        metrics |= update_metrics
     ctx.samples_seen += len(batch)
     ctx.timers.add("step", time.perf_counter() - started)
     ctx.productive_s += ctx.timers.seconds("step")
-    return TrainingStep(batch, optimizer_steps, metrics | update_metrics, samples)
+    return TrainingStep(batch, optimizer_steps, metrics, samples)
 
 
 def generate_experience(
@@ -112,6 +118,7 @@ def generate_experience(
         batch.drop("rollout_log_probs")
     if early_ref is None:
         attach_ref_log_probs(ctx, batch)
+    attach_values(ctx, batch)
     return batch, metrics, samples
 
 

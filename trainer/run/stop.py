@@ -10,6 +10,9 @@ from trainer.config.schema.trainer import Trainer
 from trainer.run.context import RunContext
 from trainer.run.reporter import RunReporter
 
+UPDATE_PHASES = ("adv", "update_critic", "update_actor")
+"""What of a step can't be left once it has begun."""
+
 
 def announce_stops(ctx: RunContext, reporter: RunReporter) -> None:
     """Say on rank 0, as soon as a stop is requested, what happens next."""
@@ -45,7 +48,7 @@ class StopTime:
         self._steps += 1
         if self._steps == 1:
             return None
-        update_s = metrics.get("timing/update_actor", 0.0) + metrics.get("timing/adv", 0.0)
+        update_s = sum(metrics.get(f"timing/{phase}", 0.0) for phase in UPDATE_PHASES)
         self._longest_update_s = max(self._longest_update_s, update_s)
         needed_s = self._longest_update_s + self._margin * save_s
         if self._warned or needed_s <= self._grace_s:

@@ -36,7 +36,8 @@ _RECORD_ONLY = re.compile(
             r"rollout_corr/(?!kl$).*",
             r"perf/(time_per_step|total_num_tokens|throughput|max_memory_reserved_gb)",
             r"train/sequences",
-            r"(actor|train)/(optimizer_steps|grad_clip|kl_coef|pg_clipfrac_lower)",
+            r"(actor|train|critic)/(optimizer_steps|grad_clip|kl_coef|pg_clipfrac_lower)",
+            r"critic/(vpred_mean|vf_clipfrac|lr|(values|returns)/mean)",
             r"(actor|train)/reward_kl_penalty_coeff",
         )
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from trainer.base.memory import free_device_bytes
 from trainer.batching import measured_budget
 from trainer.data import Batch
+from trainer.models import TokenStats
 from trainer.parallel.engine import Engine
-from trainer.update.forward import run_micro_batch
+from trainer.update.forward import pack_micro_batch
+from trainer.update.losses import Objective
 from trainer.update.micro_batches import MicroBatchConfig
 
 TRIAL_SEQUENCES = (1, 4)
@@ -23,12 +26,20 @@ MOMENT_BYTES = 8
 
 
 def measure_budgets(
-    engine: Engine, config: MicroBatchConfig, *, longest: int, vocabulary: int, local_ranks: int
+    engine: Engine,
+    objective: Objective[TokenStats] | Objective[Tensor],
+    config: MicroBatchConfig,
+    *,
+    engines: Sequence[Engine],
+    longest: int,
+    vocabulary: int,
+    local_ranks: int,
 ) -> list[int]:
     """Budgets in tokens, one per rank: a rank with more free memory gets a larger one. Collective.
 
-    ``longest``: tokens of the longest sequence that the run can meet. Raises UserError when it does
-    not fit in the free memory of some rank.
+    ``engines``: all that train in this process, ``engine`` among them: their moments will take
+    memory too. ``longest``: tokens of the longest sequence that the run can meet. Raises UserError
+    when it does not fit in the free memory of some rank.
     """
     world = engine.world
     trials = []
@@ -36,18 +47,25 @@ def measure_budgets(
         micro = _sequences(count, longest, vocabulary)
 
         def trial(micro: Batch = micro) -> None:
-            _, stats = run_micro_batch(
-                engine.module, micro, config, temperature=1.0, entropy=True, forward=engine.forward
-            )
-            engine.backward(stats.log_probs.sum() * 0.0)
+            packed = pack_micro_batch(micro, config)
+            outputs = objective.predict(engine.module, packed, engine.forward)
+            if isinstance(outputs, TokenStats):
+                outputs = outputs.log_probs
+            engine.backward(outputs.sum() * 0.0)
 
         trials.append((count * longest, peak_bytes(world.device, trial)))
     engine.discard_gradients()
-    shards = world.size if engine.settings.zero_stage else 1
     sharers = 1 if world.device.type == "cuda" else local_ranks
-    free = free_device_bytes(world.device) // sharers - MOMENT_BYTES * engine.num_trained // shards
+    moments = sum(_moment_bytes(trained) for trained in engines)
+    free = free_device_bytes(world.device) // sharers - moments
     budget = measured_budget(trials, max(free, 0), longest=longest)
     return [int(b) for b in world.vector(budget)]
+
+
+def _moment_bytes(engine: Engine) -> int:
+    """Bytes of this rank's moments, which are allocated at the first optimizer step."""
+    shards = engine.world.size if engine.settings.zero_stage else 1
+    return MOMENT_BYTES * engine.num_trained // shards
 
 
 def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:

@@ -30,11 +30,26 @@ def run_micro_batch(
     """The packed (or padded) input and the statistics of its targets: log-probs ``[targets]`` and,
     with ``entropy``, entropy ``[targets]``.
 
-    An empty ``micro`` is a filler without targets. ``forward`` replaces ``module``'s own call.
+    ``forward`` replaces ``module``'s own call.
     """
-    packed = pack(micro, share_prompts=config.share_prompts) if config.dynamic else pad(micro)
+    packed = pack_micro_batch(micro, config)
     stats = token_stats(module, packed, temperature=temperature, entropy=entropy, forward=forward)
     return packed, stats
+
+
+def pack_micro_batch(micro: Batch, config: MicroBatchConfig) -> Packed:
+    """The input of a model for ``micro``: packed, or padded when not ``dynamic``.
+
+    An empty ``micro`` is a filler without targets.
+    """
+    if config.dynamic:
+        return pack(micro, share_prompts=config.share_prompts)
+    return pad(micro)
+
+
+def at_targets(micro: Batch, column: str, packed: Packed, device: torch.device) -> Tensor:
+    """Values ``[targets]`` of a column ``[tokens]``, on ``device``."""
+    return micro.columns[column][packed.targets].to(device, non_blocking=True)
 
 
 def rank_micro_batches(plan: Plan, world: World) -> list[Tensor]:
@@ -67,7 +82,6 @@ def local_log_probs(
     return column
 
 
-@torch.no_grad()
 def log_prob_column(
     module: nn.Module,
     batch: Batch,
@@ -79,6 +93,26 @@ def log_prob_column(
 ) -> Tensor:
     """float32 ``[tokens]``: log-probs of the trained tokens of ``batch`` under ``module``.
 
+    Collective and raising as ``target_column``.
+    """
+
+    def log_probs(packed: Packed) -> Tensor:
+        return token_stats(module, packed, temperature=temperature).log_probs
+
+    return target_column(log_probs, batch, plan, world, config)
+
+
+@torch.no_grad()
+def target_column(
+    compute: Callable[[Packed], Tensor],
+    batch: Batch,
+    plan: Plan,
+    world: World,
+    config: MicroBatchConfig,
+) -> Tensor:
+    """float32 ``[tokens]``: what ``compute`` gives for the targets ``[targets]`` of a micro-batch,
+    at the trained tokens of ``batch``.
+
     Each sequence is computed on one rank; collective. Raises StopRequested on all ranks, at most
     one micro-batch after one of them was asked to stop.
     """
@@ -88,8 +122,7 @@ def log_prob_column(
             stop_together(world)
         elif signals.requested() is not None:
             break
-        micro = batch.select(indices)
-        packed, stats = run_micro_batch(module, micro, config, temperature=temperature)
-        pieces.append((batch.token_index(indices)[packed.targets], stats.log_probs))
+        packed = pack_micro_batch(batch.select(indices), config)
+        pieces.append((batch.token_index(indices)[packed.targets], compute(packed)))
     stop_together(world)
     return merge_column(pieces, batch.num_tokens, world)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.algorithms import (
     BY_COVARIANCE,
@@ -27,16 +27,15 @@ from trainer.algorithms import (
 )
 from trainer.config.schema import Actor, Config
 from trainer.data.batch import Batch
-from trainer.models import Packed, TokenStats
+from trainer.models import Packed, TokenStats, token_stats
+from trainer.update.forward import at_targets
+
+Outputs = TypeVar("Outputs")
 
 
-class Objective(Protocol):
+class Objective(Protocol[Outputs]):
     """The loss of an optimizer step, one micro-batch at a time."""
 
-    temperature: float
-    """Logits are divided by it before the log-probs."""
-    needs_entropy: bool
-    """Whether ``TokenStats.entropy`` is read."""
     sum_names: tuple[str, ...]
     """Names of the sums that ``__call__`` returns; the same on every rank."""
 
@@ -46,10 +45,34 @@ class Objective(Protocol):
         Called before the batch is split, so that the step's loss is a plain sum over micro-batches.
         """
 
+    def predict(self, module: nn.Module, packed: Packed, forward: Callable[..., Any]) -> Outputs:
+        """What the loss needs of ``module`` for a micro-batch; ``forward`` is called in its
+        place.
+        """
+
     def __call__(
-        self, micro: Batch, packed: Packed, stats: TokenStats
+        self, micro: Batch, packed: Packed, outputs: Outputs, /
     ) -> tuple[Tensor, Mapping[str, float]]:
         """The loss of a micro-batch (scalar) and sums to be added over micro-batches and ranks."""
+
+
+class OfLogProbs:
+    """An objective that reads the log-probs of the targets."""
+
+    temperature: float = 1.0
+    """Logits are divided by it before the log-probs."""
+    needs_entropy = False
+    """Whether ``TokenStats.entropy`` is read."""
+
+    def predict(self, module: nn.Module, packed: Packed, forward: Callable[..., Any]) -> TokenStats:
+        """Log-probs, and entropies where they are needed, of a micro-batch."""
+        return token_stats(
+            module,
+            packed,
+            temperature=self.temperature,
+            entropy=self.needs_entropy,
+            forward=forward,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +107,9 @@ class LossAggregation:
             batch.columns["weights"] = batch.columns["weights"] * kept
 
 
-class SftObjective:
+class SftObjective(OfLogProbs):
     """Negative log-likelihood of the responses."""
 
-    temperature = 1.0
-    needs_entropy = False
     sum_names: tuple[str, ...] = ("loss", "tokens", "nll")
 
     def __init__(self, aggregation: LossAggregation) -> None:
@@ -113,7 +134,7 @@ class SftObjective:
         return {"train/loss": sums["loss"], "train/nll": sums["nll"] / max(sums["tokens"], 1.0)}
 
 
-class PolicyObjective:
+class PolicyObjective(OfLogProbs):
     """The policy loss of ``policy_loss.loss_mode``, an entropy bonus and the KL to the reference
     when the settings ask for them.
     """
@@ -285,5 +306,4 @@ def _rollout_diff(micro: Batch, packed: Packed, stats: TokenStats) -> float:
 
 def _at_targets(micro: Batch, column: str, packed: Packed, stats: TokenStats) -> Tensor:
     """Values ``[targets]`` of a column ``[tokens]``, on the model's device."""
-    values = micro.columns[column][packed.targets]
-    return values.to(stats.log_probs.device, non_blocking=True)
+    return at_targets(micro, column, packed, stats.log_probs.device)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainer.batching import CostModel, Plan, plan
 from trainer.batching.static import static_plan
-from trainer.config.schema import ActorRolloutRef
+from trainer.config.schema import ActorRolloutRef, Config
 from trainer.data.batch import Batch
 
 AUTO = "auto"
@@ -61,9 +61,36 @@ class MicroBatchConfig:
             dynamic=dynamic,
             budget=_budget(budget),
             micro_size=micro_size,
-            buckets=tuple(actor.bucket_boundaries) if actor.dynamic_bsz_bucketing else None,
+            buckets=_buckets(config),
             bucket_by=actor.bucket_by,
             share_prompts=dynamic and _shares_prompts(config, kind, rl=rl),
+            sync="micro" if waits else "step",
+        )
+
+    @classmethod
+    def of_critic(cls, config: Config, kind: Literal["update", "forward"]) -> MicroBatchConfig:
+        """The settings of the critic's training, or of its values before it.
+
+        Buckets and shared prompts are the actor's.
+        """
+        section = config.critic
+        roles = config.actor_rollout_ref
+        if kind == "update":
+            budget = section.ppo_max_token_len_per_gpu
+            micro_size = section.ppo_micro_batch_size_per_gpu
+            waits = section.zero_stage >= 2
+        else:
+            budget = section.forward_max_token_len_per_gpu
+            micro_size = section.forward_micro_batch_size_per_gpu
+            waits = section.zero_stage == 3
+        dynamic = section.use_dynamic_bsz
+        return cls(
+            dynamic=dynamic,
+            budget=_budget(budget),
+            micro_size=micro_size,
+            buckets=_buckets(roles),
+            bucket_by=roles.actor.bucket_by,
+            share_prompts=dynamic and _shares_prompts(roles, "update", rl=True),
             sync="micro" if waits else "step",
         )
 
@@ -105,6 +132,11 @@ def plan_micro_batches(
         bucket_by=config.bucket_by,
         share_prompts=config.share_prompts,
     )
+
+
+def _buckets(config: ActorRolloutRef) -> tuple[int, ...] | None:
+    actor = config.actor
+    return tuple(actor.bucket_boundaries) if actor.dynamic_bsz_bucketing else None
 
 
 def _shares_prompts(config: ActorRolloutRef, kind: Pass, *, rl: bool) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from trainer.batching import CostModel, Plan, after_out_of_memory
 from trainer.data.batch import Batch
 from trainer.parallel.engine import Engine
 from trainer.ranks.world import World
-from trainer.update.forward import rank_micro_batches, run_micro_batch
+from trainer.update.forward import pack_micro_batch, rank_micro_batches
 from trainer.update.losses import Objective
 from trainer.update.micro_batches import MicroBatchConfig, plan_micro_batches
 
@@ -49,7 +50,7 @@ class _OutOfMemoryInBackward(Exception):
 def take_step(
     engine: Engine,
     batch: Batch,
-    objective: Objective,
+    objective: Objective[Any],
     config: MicroBatchConfig,
     cost: CostModel,
     *,
@@ -101,7 +102,7 @@ def _agreed_budgets(
 
 
 def _run_micro_batches(
-    engine: Engine, batch: Batch, objective: Objective, config: MicroBatchConfig, plan: Plan
+    engine: Engine, batch: Batch, objective: Objective[Any], config: MicroBatchConfig, plan: Plan
 ) -> tuple[Plan, dict[str, float], list[float]]:
     """Forward and backward of this rank's micro-batches.
 
@@ -142,19 +143,13 @@ def _run_micro_batches(
 
 
 def _forward(
-    engine: Engine, micro: Batch, objective: Objective, config: MicroBatchConfig
+    engine: Engine, micro: Batch, objective: Objective[Any], config: MicroBatchConfig
 ) -> tuple[Tensor, Mapping[str, float]] | None:
     """The micro-batch's loss and sums; None when memory ran out and a smaller one may fit."""
     try:
-        packed, stats = run_micro_batch(
-            engine.module,
-            micro,
-            config,
-            temperature=objective.temperature,
-            entropy=objective.needs_entropy,
-            forward=engine.forward,
-        )
-        return objective(micro, packed, stats)
+        packed = pack_micro_batch(micro, config)
+        outputs = objective.predict(engine.module, packed, engine.forward)
+        return objective(micro, packed, outputs)
     except RuntimeError as error:
         # Under ZeRO-3 the other ranks wait in the middle of this forward pass: no way back.
         if not _can_retry(error, micro, config) or engine.settings.zero_stage == 3:

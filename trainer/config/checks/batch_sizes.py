@@ -121,6 +121,11 @@ def violations(sizes: Sizes) -> list[str]:
     return found + _model_parallel(sizes) + _data_parallel(sizes)
 
 
+def nearest_mini_batches(mini: int, train: int) -> str:
+    """The mini-batch sizes next to ``mini`` that divide ``train``, as text."""
+    return _join(_divisors(mini, train))
+
+
 def _model_parallel(sizes: Sizes) -> list[str]:
     found = []
     for name, label, count, size in (

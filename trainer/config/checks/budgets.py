@@ -54,7 +54,35 @@ def roles_of(config: Config) -> list[Role]:
                 micro=section.log_prob_micro_batch_size_per_gpu,
             )
         )
+    if config.uses_critic:
+        roles += _critic_roles(config)
     return roles
+
+
+def _critic_roles(config: Config) -> Iterator[Role]:
+    critic = config.critic
+    for budget_key, budget, micro_key, micro in (
+        (
+            "ppo_max_token_len_per_gpu",
+            critic.ppo_max_token_len_per_gpu,
+            "ppo_micro_batch_size_per_gpu",
+            critic.ppo_micro_batch_size_per_gpu,
+        ),
+        (
+            "forward_max_token_len_per_gpu",
+            critic.forward_max_token_len_per_gpu,
+            "forward_micro_batch_size_per_gpu",
+            critic.forward_micro_batch_size_per_gpu,
+        ),
+    ):
+        yield Role(
+            dynamic_key="critic.use_dynamic_bsz",
+            dynamic=critic.use_dynamic_bsz,
+            budget_key=f"critic.{budget_key}",
+            budget=budget,
+            micro_key=f"critic.{micro_key}",
+            micro=micro,
+        )
 
 
 def budget_checks(config: Config) -> list[str]:
@@ -63,9 +91,12 @@ def budget_checks(config: Config) -> list[str]:
     """
     actor, *others = roles_of(config)
     found = [*_tokens_or_count(actor), *_budget_problems(actor, config)]
+    said = {(actor.dynamic, actor.micro)}
     for role in others:
-        if (role.dynamic, role.micro) != (actor.dynamic, actor.micro):
+        if (role.dynamic, role.micro) not in said:
             found += _tokens_or_count(role)
+        if role.dynamic_key == "critic.use_dynamic_bsz":  # one key of two budgets
+            said.add((role.dynamic, role.micro))
         if (role.dynamic, role.budget) != (actor.dynamic, actor.budget):
             found += _budget_problems(role, config)
     return found

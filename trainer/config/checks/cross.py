@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from trainer.config.checks.batch_sizes import Sizes, violations
 from trainer.config.checks.budgets import budget_checks
+from trainer.config.checks.critic import critic_problems
 from trainer.config.checks.no_effect import no_effect_problems
 from trainer.config.checks.rollout import rollout_problems
 from trainer.config.schema import Config
@@ -34,6 +35,7 @@ def cross_checks(config: Config, *, complete: bool = True) -> list[str]:
         *budget_checks(config),
         *violations(Sizes.from_config(config)),
         *_engine(config),
+        *critic_problems(config),
         *_policy_loss(config),
         *_filter_groups(config),
         *_reference(config),
@@ -86,12 +88,6 @@ def _not_built(config: Config) -> Iterator[str]:
         yield (
             f"{_ACTOR}.ulysses_sequence_parallel_size={ref.actor.ulysses_sequence_parallel_size}: "
             "sequence parallelism is not built yet; set it to 1"
-        )
-    if config.algorithm.adv_estimator == "gae" or config.critic.enable:
-        key = "critic.enable=true" if config.critic.enable else "algorithm.adv_estimator=gae"
-        yield (
-            f"{key} needs a value model, which is not built yet; set critic.enable=null "
-            "algorithm.adv_estimator=grpo"
         )
     if config.reward_model.enable:
         yield (

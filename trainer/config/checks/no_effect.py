@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config.keys import dotted
 from trainer.config.keys.derived import derived_values
-from trainer.config.keys.fields import marked
+from trainer.config.keys.fields import marked, setting_keys
 from trainer.config.keys.tree import default_of, format_value
 from trainer.config.schema import Config
 from trainer.config.schema.markers import NoEffect, NotBuilt
@@ -33,9 +33,11 @@ def no_effect_hints(config: Config) -> list[str]:
 
 
 def _messages(values: dict[str, Any], *, refused: bool) -> Iterator[str]:
-    for key, rule in marked(NoEffect):
+    derived = derived_values(values)
+    for key, rule in _rules():
         value = dotted.get(values, key)
-        if rule.refused != refused or value == default_of(key) or value in rule.harmless:
+        usual = (default_of(key), derived.get(key, default_of(key)), *rule.harmless)
+        if rule.refused != refused or value in usual:
             continue
         switch = dotted.get(values, rule.switch)
         others_match = all(dotted.get(values, k) == v for k, v in rule.and_also.items())
@@ -46,6 +48,15 @@ def _messages(values: dict[str, Any], *, refused: bool) -> Iterator[str]:
                 f"{key}={format_value(value)}, but {rule.switch}={format_value(shown)} "
                 f"{rule.reason}, or leave {name} out"
             )
+
+
+def _rules() -> Iterator[tuple[str, NoEffect]]:
+    """Every key with each of its rules; a group's rules are those of its keys."""
+    keys = setting_keys()
+    for name, rule in marked(NoEffect):
+        for key in keys:
+            if key == name or key.startswith(f"{name}."):
+                yield key, rule
 
 
 def _clip_ratio(config: Config) -> Iterator[str]:
@@ -77,7 +88,4 @@ def _not_built(values: dict[str, Any]) -> Iterator[str]:
     for key, _ in marked(NotBuilt):
         value = dotted.get(values, key)
         if value != derived.get(key, default_of(key)):
-            yield (
-                f"{key}={format_value(value)} does nothing: value and reward models are not built "
-                "yet"
-            )
+            yield (f"{key}={format_value(value)} does nothing: reward models are not built yet")

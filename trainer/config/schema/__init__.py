@@ -10,7 +10,6 @@ from __future__ import annotations
 from trainer.config.schema.actor import Actor, ActorCheckpoint, Model, Optim, Ref
 from trainer.config.schema.algorithm import (
     Algorithm,
-    Critic,
     CustomRewardFunction,
     KlCtrl,
     OverlongBuffer,
@@ -18,6 +17,7 @@ from trainer.config.schema.algorithm import (
     RewardModel,
 )
 from trainer.config.schema.base import Budget, Section
+from trainer.config.schema.critic import Critic, CriticModel, CriticOptim
 from trainer.config.schema.data import Data
 from trainer.config.schema.rollout import ActorRolloutRef, Rollout, ValKwargs
 from trainer.config.schema.trainer import Checkpoint, Trainer, Watermarks
@@ -35,6 +35,11 @@ class Config(Section):
     algorithm: Algorithm
     trainer: Trainer
 
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a critic is trained: for the advantages of gae."""
+        return self.trainer.mode == "rl" and self.algorithm.adv_estimator == "gae"
+
 
 __all__ = [
     "Actor",
@@ -45,6 +50,8 @@ __all__ = [
     "Checkpoint",
     "Config",
     "Critic",
+    "CriticModel",
+    "CriticOptim",
     "CustomRewardFunction",
     "Data",
     "KlCtrl",

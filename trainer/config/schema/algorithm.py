@@ -1,5 +1,5 @@
-"""``algorithm.*``, ``critic.*``, ``reward.*``, ``reward_model.*``, ``custom_reward_function.*``:
-advantages, rewards and values.
+"""``algorithm.*``, ``reward.*``, ``reward_model.*``, ``custom_reward_function.*``:
+advantages and rewards.
 """
 
 from __future__ import annotations
@@ -231,23 +231,6 @@ class Algorithm(Section):
     kl_ctrl: KlCtrl
     filter_groups: FilterGroups
     rollout_correction: RolloutCorrection
-
-
-class Critic(Section):
-    """``critic``: the value model."""
-
-    enable: bool | None
-    """null: when ``algorithm.adv_estimator`` needs one. Not built yet: true is an error, the other
-    keys have no effect.
-    """
-    use_dynamic_bsz: Annotated[bool, NOT_BUILT]
-    """Cut the model's micro-batches by tokens."""
-    ppo_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE, NOT_BUILT]
-    """Most tokens of a micro-batch of a rank in training."""
-    forward_max_token_len_per_gpu: Annotated[Budget, MAY_CHANGE, NOT_BUILT]
-    """Most tokens of a forward-only micro-batch of a rank."""
-    ppo_micro_batch_size_per_gpu: Annotated[Count | None, NOT_BUILT]
-    """Sequences of a micro-batch when ``use_dynamic_bsz`` is false."""
 
 
 class OverlongBuffer(Section):

@@ -19,6 +19,7 @@ from trainer.config.schema.base import (
     Text,
     Whole,
 )
+from trainer.config.schema.critic import NO_CRITIC
 from trainer.config.schema.markers import LOCAL_PATH, MAY_CHANGE, RL_ONLY, NoEffect
 
 
@@ -203,6 +204,8 @@ class Trainer(Section):
     """Passes over the training data, where ``total_training_steps`` is null."""
     total_training_steps: Annotated[Count | None, MAY_CHANGE]
     """Iterations of the run, over as many epochs as they take. null: by ``total_epochs``."""
+    critic_warmup: Annotated[Whole, NO_CRITIC]
+    """Iterations at the start that train the critic alone (gae)."""
     val_before_train: Annotated[bool, MAY_CHANGE]
     """Validate before the first step, when there is something to validate on."""
     val_only: Annotated[bool, MAY_CHANGE]

@@ -32,7 +32,6 @@ _FOLLOWS = Accepted("the reference follows the actor")
 _COMPILED = Accepted("the ragged forward is not compiled")
 _CHUNKED = Accepted("log-probs and entropy are always computed in chunks")
 _PADDING = Accepted("there is no padding to remove")
-_CRITIC = Accepted("no critic is trained with this algorithm.adv_estimator")
 _NOT_ASKED = Accepted("it is off here as well", _OFF)
 _MEMORY = Accepted("the engine always gives its memory back")
 _IN_MEMORY = Accepted("weights are handed over in memory")
@@ -48,8 +47,7 @@ ACCEPTED: Mapping[str, Accepted] = {
     "trainer.use_legacy_worker_impl": Accepted("it chooses between verl's own workers"),
     "trainer.v1.trainer_mode": Accepted("generation and training share the GPUs", ("sync",)),
     "trainer.balance_batch": Accepted("work is always balanced over ranks", ("true",)),
-    "trainer.critic_warmup": Accepted("no critic is trained", ("0",)),
-    "trainer.max_critic_ckpt_to_keep": _CRITIC,
+    "trainer.max_critic_ckpt_to_keep": Accepted("see trainer.checkpoint.keep_last"),
     "trainer.del_local_ckpt_after_load": _NOT_ASKED,
     "trainer.esi_redundant_time": Accepted("it is off here as well", ("0", *_OFF)),
     "trainer.profile_interval": Accepted("the profiler is off", ("[-1,-1]", *_OFF)),
@@ -177,21 +175,23 @@ ACCEPTED: Mapping[str, Accepted] = {
     f"{_ROLLOUT}.engine_kwargs": Accepted("there is nothing in it", ("{}", *_OFF)),
     f"{_ROLLOUT}.enable_rollout_routing_replay": _NOT_ASKED,
     # critic and rewards
-    "critic.model": _CRITIC,
-    "critic.optim": _CRITIC,
-    "critic.fsdp": _CRITIC,
-    "critic.strategy": _CRITIC,
-    "critic.cliprange_value": _CRITIC,
-    "critic.grad_clip": _CRITIC,
-    "critic.loss_agg_mode": _CRITIC,
-    "critic.shuffle": _CRITIC,
-    "critic.ppo_mini_batch_size": _CRITIC,
-    "critic.ppo_epochs": _CRITIC,
-    "critic.rollout_n": _CRITIC,
-    "critic.ulysses_sequence_parallel_size": _CRITIC,
-    "critic.forward_micro_batch_size_per_gpu": _CRITIC,
-    "critic.checkpoint": _CRITIC,
-    "critic.profiler": _CRITIC,
+    "critic.model.tokenizer_path": Accepted("the critic reads the policy's tokens"),
+    "critic.model.override_config": Accepted("there is nothing in it", ("{}", *_OFF)),
+    "critic.model.external_lib": _NOT_ASKED,
+    "critic.model.trust_remote_code": _NOT_ASKED,
+    "critic.model.use_shm": Accepted("models are read where they are"),
+    "critic.model.use_remove_padding": _PADDING,
+    "critic.model.enable_activation_offload": _NOT_ASKED,
+    "critic.model.lora_rank": Accepted("all weights of the critic are trained", ("0",)),
+    "critic.model.lora_alpha": Accepted("all weights of the critic are trained"),
+    "critic.model.target_modules": Accepted("all weights of the critic are trained"),
+    "critic.model.fsdp_config": _FSDP,
+    "critic.fsdp": _FSDP,
+    "critic.strategy": Accepted("see critic.zero_stage for how it is sharded", _ZERO.values),
+    "critic.rollout_n": Accepted(f"it follows {_ROLLOUT}.n"),
+    "critic.ulysses_sequence_parallel_size": Accepted("sequences are not split", ("1",)),
+    "critic.checkpoint": Accepted("the critic is saved with the policy"),
+    "critic.profiler": _PROFILER,
     "reward.num_workers": Accepted("reward functions have processes of their own on each rank"),
     "reward_model.num_workers": Accepted("reward functions have processes of their own"),
     "reward.reward_manager.source": Accepted("the reward manager is verl's own", ("register",)),

@@ -45,6 +45,13 @@ ALIASES: dict[str, str] = {
     f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": (
         f"{_ACTOR}.ulysses_sequence_parallel_size"
     ),
+    "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
+    "critic.optim.lr_scheduler": "critic.optim.lr_scheduler_type",
+    "critic.optim.clip_grad": "critic.grad_clip",
+    "critic.model.fsdp_config.param_offload": "critic.param_offload",
+    "critic.model.fsdp_config.optimizer_offload": "critic.optimizer_offload",
+    "critic.fsdp.param_offload": "critic.param_offload",
+    "critic.fsdp.optimizer_offload": "critic.optimizer_offload",
     f"{_MODEL}.lora.rank": f"{_MODEL}.lora_rank",
     f"{_MODEL}.lora.alpha": f"{_MODEL}.lora_alpha",
     f"{_MODEL}.lora.target_modules": f"{_MODEL}.target_modules",
@@ -63,6 +70,8 @@ VALUES: dict[tuple[str, str], str] = {
     ("data.val_max_samples", "-1"): "null",
     (f"{_ACTOR}.optim.total_training_steps", "-1"): "null",
     (f"{_ACTOR}.optim.lr_warmup_steps", "-1"): "null",
+    ("critic.optim.total_training_steps", "-1"): "null",
+    ("critic.optim.lr_warmup_steps", "-1"): "null",
     ("custom_reward_function.name", "null"): "compute_score",
     ("trainer.logger", "file"): "console",
 }

@@ -10,7 +10,6 @@ _MODEL = "actor_rollout_ref.model"
 _REF = "actor_rollout_ref.ref"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OTHER_ENGINES = ("veomni", "torchtitan", "automodel", "mindspeed", "mindspeedllm", "hyperparallel")
-_NO_CRITIC = "the value model is not built yet; use algorithm.adv_estimator=grpo"
 _NO_REWARD_MODEL = "reward models are not built yet; use custom_reward_function.path"
 _PROFILER = "set trainer.profiler.steps to the steps that are profiled"
 
@@ -94,7 +93,17 @@ REFUSED: dict[str, str] = {
     f"{_ACTOR}.policy_loss.loss_mode; leave it out",
     "algorithm.gdpo_reward_keys": "the estimator gdpo is not built",
     "algorithm.gdpo_reward_weights": "the estimator gdpo is not built",
-    "critic": _NO_CRITIC,
+    "critic": "the keys of the critic are listed in docs/config.md",
+    "critic.strategy": f"{_DEEPSPEED}; leave the key out",
+    "critic.ulysses_sequence_parallel_size": "sequence parallelism is not built yet",
+    "critic.optim.min_lr": "set critic.optim.min_lr_ratio, a share of lr",
+    "critic.optim.optimizer": "the optimizer is AdamW",
+    "critic.model.external_lib": "model code from outside transformers is not loaded",
+    "critic.model.trust_remote_code": "code that comes with a model is never run",
+    "critic.model.override_config": "the model's config is taken as it is",
+    "critic.model.lora_rank": "all weights of the critic are trained; leave the key out",
+    "critic.model.enable_activation_offload": "activation offload is not built; use "
+    "critic.model.enable_gradient_checkpointing",
     "reward_model.model": _NO_REWARD_MODEL,
     "reward_model.model_path": _NO_REWARD_MODEL,
     "reward_model.rollout": _NO_REWARD_MODEL,
@@ -126,7 +135,6 @@ REFUSED: dict[str, str] = {
     "data.max_length": "set data.max_prompt_length and data.max_response_length",
     "data.output_path": "generation alone is not built; use trainer.val_only=true",
     "trainer.balance_batch": "work is always balanced over ranks; leave the key out",
-    "trainer.critic_warmup": _NO_CRITIC,
     "trainer.del_local_ckpt_after_load": "use trainer.checkpoint.keep_last",
     "trainer.esi_redundant_time": "use trainer.grace_period_s",
     "trainer.profile_interval": _PROFILER,
