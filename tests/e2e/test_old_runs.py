@@ -75,7 +75,7 @@ def test_a_run_of_an_earlier_version_resumes_from_its_checkpoint(old: Path) -> N
             assert after[step].get(name) == before[step].get(name), name
         for name in CLOSE:
             assert after[step][name] == pytest.approx(before[step][name], rel=0.2), name
-        assert untimed(after[step]) == untimed(before[step])
+        assert untimed(after[step]) >= untimed(before[step])  # dashboards keep their curves
     assert after[4]["goodput/productive_s"] > before[2]["goodput/productive_s"]
 
 

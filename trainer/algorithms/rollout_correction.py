@@ -4,7 +4,7 @@ from them don't agree to the last bit, and stale samples come from older weights
 With r = pi_old / pi_rollout of a token, pi_old being the policy at the beginning of the step in the
 trainer's own arithmetic and pi_rollout the engine's probability of the token that it drew, a loss
 weighted by r (or by a sequence's product of r) is that of on-policy samples in the mean. Truncation
-bounds its variance (arXiv 2507.15857, "truncated importance sampling"), and rejection leaves out
+bounds its variance (Ionides 2008, "Truncated importance sampling"), and rejection leaves out
 what is too far away. Flat values [tokens] in, flat values out; computed in float64.
 """
 
