@@ -17,8 +17,9 @@ EXAMPLES = """examples:
   python -m jobs watch SWEEP/3            one run live: curves, phases, samples
   python -m jobs logs -f SWEEP/3          the log of rank 0, over all attempts
   python -m jobs resubmit SWEEP --state failed
-RUN is a sweep, SWEEP/INDEX, a Slurm id or a run folder. NO_COLOR=1 leaves
-colours out. More in docs/jobs.md.
+RUN is a sweep, SWEEP/INDEX, a Slurm or W&B id, a run folder, a folder of runs,
+or a pattern ('runs/lr*'); folders need no ledger. NO_COLOR=1 leaves colours
+out. More in docs/jobs.md.
 """
 
 
@@ -132,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="sweep, sweep/index, Slurm id, or run folder (default: all)",
+        help="sweep, sweep/index, Slurm or W&B id, run folder or pattern (default: all)",
     )
     runs.add_argument(
         "--state", help="only runs in this state: failed, cancelled, exhausted, lost, running, ..."

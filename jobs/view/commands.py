@@ -15,23 +15,10 @@ from jobs.ledger import Entry
 from jobs.records import note_cancelled
 from jobs.run_state import ENDED, FAILED, STATES, RunState
 from jobs.slurm import Slurm
-from jobs.view.select import select
+from jobs.view.found import find_runs
 from jobs.view.table import console_of, table_of
 from trainer.base.errors import UserError, nearest
 from trainer.base.run_folder import last_attempt
-
-
-def _entries(options: Namespace) -> list[Entry]:
-    entries = ledger.read(options.ledger)
-    if not entries:
-        problem = f"isn't there (looked from {Path.cwd()})"
-        if options.ledger.exists():
-            problem = "holds no runs"
-        raise UserError(
-            f"the ledger {options.ledger} {problem}; name another one with --ledger or "
-            "PLIMSOLL_LEDGER."
-        )
-    return entries
 
 
 def _selected(
@@ -41,7 +28,7 @@ def _selected(
 
     ``may_be_stale``: without an answer from Slurm, use what the run folders say.
     """
-    entries = select(_entries(options), options.runs)
+    entries = find_runs(options.ledger, options.runs)
     if options.state is not None and options.state.upper() not in STATES:
         known = [state.lower() for state in STATES]
         hint = nearest(options.state.lower(), known) or ";"
@@ -53,7 +40,10 @@ def _selected(
             raise
         sys.stderr.write(f"{error} Shown is what the run folders say.\n")
         states = states_of(entries, None)
-    return select(entries, [], states=states, state=options.state), states
+    if options.state is not None:
+        wanted = options.state.upper()
+        entries = [entry for entry in entries if states[entry.run].state == wanted]
+    return entries, states
 
 
 def status(options: Namespace) -> int:
@@ -73,13 +63,10 @@ def status(options: Namespace) -> int:
 
 
 def watch(options: Namespace) -> int:
-    """Pages that are drawn anew. Run folders need no ledger."""
-    from jobs.view.live import folder_entry, watch
+    """Pages that are drawn anew."""
+    from jobs.view.live import watch
 
-    found = [folder_entry(word) for word in options.runs]
-    entries = [entry for entry in found if entry is not None]
-    if not entries or len(entries) < len(options.runs):
-        entries, _ = _selected(options)
+    entries, _ = _selected(options)
     if not entries:
         raise UserError("no run is in that state.")
     return watch(entries, options)

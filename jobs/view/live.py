@@ -12,39 +12,17 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from jobs.evidence import states_of
-from jobs.ledger import LOCAL, SUBMITTED, Entry
+from jobs.ledger import Entry
 from jobs.run_state import ENDED, FAILED, RunState
 from jobs.slurm import Slurm
 from jobs.view.run_page import page, read_record
 from jobs.view.table import console_of, table_of
 from trainer.base.errors import UserError
-from trainer.base.metrics_file import METRICS_FILE
-from trainer.base.run_folder import last_attempt, log_folder, read_json
 
 FRAME_S = 2.0
 """Time between two frames."""
 STATE_S = 10.0
 """Time between two questions to Slurm."""
-
-
-def folder_entry(word: str) -> Entry | None:
-    """The run in a folder that no ledger need know; None when ``word`` names no such folder."""
-    run = Path(word).absolute()
-    if not (run / METRICS_FILE).is_file() and not (run / "config.yaml").is_file():
-        return None
-    begin = read_json(log_folder(run, last_attempt(run)) / "begin.json")
-    return Entry(
-        name=run.name,
-        sweep="",
-        run=str(run),
-        signature="",
-        overrides=(),
-        shape="",
-        gpus=0,
-        launch=str(begin.get("launch") or ""),
-        phase=SUBMITTED,
-        job=str(begin.get("job") or LOCAL),
-    )
 
 
 def watch(entries: Sequence[Entry], options: Namespace) -> int:

@@ -1,25 +1,18 @@
-"""Which runs a command means: by name, folder, Slurm id, sweep, or state."""
+"""Which runs of the ledger a command means: by name, folder, Slurm id or sweep."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.ledger import Entry
-from jobs.run_state import RunState
 from trainer.base.errors import UserError, nearest
 
 
-def select(
-    entries: Sequence[Entry],
-    words: Sequence[str],
-    *,
-    states: Mapping[str, RunState] | None = None,
-    state: str | None = None,
-) -> list[Entry]:
-    """Runs that any of ``words`` names (all when there is none) and that are in ``state``: sweeps
-    in the ledger's order, the runs of a sweep by their index.
+def select(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:
+    """Runs that any of ``words`` names (all when there is none): sweeps in the ledger's order, the
+    runs of a sweep by their index.
 
     A word is ``SWEEP``, ``SWEEP/INDEX``, a run folder, ``ARRAY`` or ``ARRAY_INDEX``. Raises
     UserError for a word that names nothing.
@@ -27,7 +20,7 @@ def select(
     first = {entry.sweep: number for number, entry in reversed(list(enumerate(entries)))}
     chosen = sorted(entries, key=lambda entry: (first[entry.sweep], _index(entry)))
     if words:
-        hits = {word: {e.run for e in entries if _names(e, word)} for word in words}
+        hits = {word: {e.run for e in entries if is_named(e, word)} for word in words}
         for word, runs in hits.items():
             if not runs:
                 known = [e.name for e in entries] + [e.sweep for e in entries]
@@ -37,9 +30,6 @@ def select(
                 )
         wanted = set().union(*hits.values())
         chosen = [e for e in entries if e.run in wanted]
-    if state is not None:
-        states = states or {}
-        chosen = [e for e in chosen if e.run in states and states[e.run].state == state.upper()]
     return chosen
 
 
@@ -48,7 +38,8 @@ def _index(entry: Entry) -> int:
     return int(index) if index.isdigit() else 0
 
 
-def _names(entry: Entry, word: str) -> bool:
+def is_named(entry: Entry, word: str) -> bool:
+    """Whether ``word`` is the run's name, sweep, job, array or folder."""
     if word in (entry.name, entry.sweep, entry.job, entry.job.split("_")[0]):
         return bool(word)
     return os.sep in word and Path(os.path.abspath(word)) == Path(entry.run)
