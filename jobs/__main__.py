@@ -25,6 +25,33 @@ out. More in docs/jobs.md.
 
 Option = tuple[tuple[str, ...], dict[str, Any]]
 """Flags of an option and the keywords of ``add_argument``."""
+COMPARE: list[Option] = [
+    (("--metric",), {"action": "append", "help": "name or pattern, e.g. 'perf/*' (repeatable)"}),
+    (
+        ("--value",),
+        {"default": "last", "help": "last (default), best, or mean-K: of the last K values"},
+    ),
+    (
+        ("--axis",),
+        {
+            "choices": ("step", "tokens", "time"),
+            "default": "step",
+            "help": "compare at equal steps (default), tokens, or seconds in steps that count",
+        },
+    ),
+    (
+        ("--at",),
+        {
+            "default": "common",
+            "help": "this much of the axis; common (default): as far as all runs are; "
+            "end: each at its own",
+        },
+    ),
+    (("--sort",), {"metavar": "KEY", "help": "by a metric, the best first, or a setting"}),
+    (("--each-run",), {"action": "store_true", "help": "one row per run, seeds too"}),
+    (("--csv",), {"type": Path, "metavar": "FILE", "help": "write CSV (-: to stdout)"}),
+    (("--json",), {"type": Path, "metavar": "FILE", "help": "write JSON (-: to stdout)"}),
+]
 COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
     "status": (
         "a table of runs",
@@ -67,20 +94,7 @@ COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
     ),
     "resubmit": ("submit ended runs again; they go on from their checkpoints", True, []),
     "cancel": ("end runs; running ones save first", True, []),
-    "compare": (
-        "metrics of runs side by side",
-        True,
-        [
-            (
-                ("--metric",),
-                {"action": "append", "help": "a name in metrics.jsonl (may be repeated)"},
-            ),
-            (
-                ("--at",),
-                {"type": int, "help": "at this step (default: the last one that all runs have)"},
-            ),
-        ],
-    ),
+    "compare": ("runs side by side: settings that differ, metrics", True, COMPARE),
     "sync": (
         "send to W&B what its server lacks of the runs' metrics.jsonl",
         True,

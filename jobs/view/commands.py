@@ -146,13 +146,21 @@ def resubmit(options: Namespace) -> int:
 
 
 def compare(options: Namespace) -> int:
-    """Metrics side by side."""
-    from jobs.view.compare import compare_tables
+    """Runs side by side: a table, or the files that were asked for."""
+    from jobs.view import compare as view
 
     entries = _with_folder(_selected(options)[0])
-    console = console_of()
-    for table in compare_tables(entries, options.metric, options.at, console.width):
-        console.print(table)
+    for sentence in view.shared_ids(entries):
+        sys.stderr.write(sentence)
+    comparison = view.compare(entries, options)
+    if options.csv is not None:
+        view.write(options.csv, view.csv_text(comparison))
+    if options.json is not None:
+        view.write(options.json, view.json_text(comparison))
+    if options.csv is None and options.json is None:
+        console = console_of()
+        for table in view.tables(comparison, console.width):
+            console.print(table)
     return 0
 
 

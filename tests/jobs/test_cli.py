@@ -191,7 +191,15 @@ def test_a_run_takes_one_line_a_table_of_metrics_at_80_columns(
         text = json.dumps({"step": 2} | {name: 1234567.8 + n for name in names})
         (ledger_file.parent / f"run{n}/metrics.jsonl").write_text(text + "\n")
     monkeypatch.setenv("COLUMNS", "80")
-    main(["compare", "s/0", "s/1", *(word for name in names for word in ("--metric", name))])
+    main(
+        [
+            "compare",
+            "s/0",
+            "s/1",
+            "--each-run",
+            *(word for name in names for word in ("--metric", name)),
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and sum("s/0" in line for line in lines) == 2
     assert sum(line.count("1.23457e+06") for line in lines) == 14
@@ -260,7 +268,7 @@ def test_logs_of_a_run_that_waits(ledger_file: Path, capsys: pytest.CaptureFixtu
 def test_compare_at_the_last_common_step(
     ledger_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["compare", "s/0", "s/1"])
+    main(["compare", "s/0", "s/1", "--each-run"])
     out = capsys.readouterr().out
     assert "step 2" in out and "0.2" in out and "1.2" in out
 
@@ -280,7 +288,7 @@ def test_a_diverged_run_is_shown_as_that(
             f'{{"step": 1, "train/loss": 0.7}}\n'
             f'{{"step": 2, "train/loss": {loss}, "val/reward": {loss}}}\n{{"step": 3, "tr'
         )
-    assert main(["compare", "s/0", "s/1", "--metric", "train/loss"]) == 0
+    assert main(["compare", "s/0", "s/1", "--each-run", "--metric", "train/loss"]) == 0
     assert [row.split()[-1] for row in capsys.readouterr().out.splitlines()[-2:]] == ["0.5", shown]
     assert main(["status"]) == 0
     assert shown in capsys.readouterr().out
