@@ -30,6 +30,13 @@ ALGORITHMS: Mapping[str, Sequence[str]] = {
     "grpo": (),
     "rloo": (),
     "reinforce_plus_plus": (),
+    "ppo": (
+        # 80 steps are few for a critic: it learns faster than the policy, and alone at first.
+        "actor_rollout_ref.actor.ppo_epochs=1",
+        "critic.ppo_epochs=4",
+        "critic.optim.lr=3.0e-4",
+        "trainer.critic_warmup=5",
+    ),
     "dapo": (
         # An answer has up to 8 tokens: nothing is overlong.
         "reward_model.overlong_buffer.enable=false",
