@@ -19,7 +19,7 @@ from trainer.run.source_metrics import (
     source_metrics,
     win_rate,
 )
-from trainer.run.validation import answer_of
+from trainer.run.validation import VALIDATION_METRICS, answer_of, validation_may_give
 
 
 def result(index: int, rewards: list[float], answers: str = "", **more: Any) -> PromptResult:
@@ -96,6 +96,16 @@ def test_a_damaged_reference_gives_no_win_rate(tmp_path: Path, text: str) -> Non
     assert load_reference(tmp_path) == {}
     (tmp_path / FILE).write_text(json.dumps({"prompts": {"1": [2, 0.5]}}))
     assert load_reference(tmp_path) == {1: (2, 0.5)}
+
+
+def test_a_best_metric_of_validations_is_known_before_the_first_one() -> None:
+    name = "val-core/gsm8k/reward/best@4/mean"
+    before = set(VALIDATION_METRICS) | {"actor/loss"}
+    seen = before | {"val-core/gsm8k/reward/mean@1"}
+    assert validation_may_give(name, before) and not validation_may_give(name, seen)
+    assert validation_may_give("val/win_rate", seen)
+    assert not validation_may_give("val/rewrd", before)
+    assert not validation_may_give(name, {"actor/loss"})  # a run without validation
 
 
 def test_what_a_response_answers() -> None:

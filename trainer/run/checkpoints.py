@@ -33,7 +33,7 @@ from trainer.run.save_interval import AutoInterval
 from trainer.run.save_time import SaveTime, keep_best_hints
 from trainer.run.skipped_steps import SkippedSteps
 from trainer.run.state import RunIdentity, global_state, rank_state
-from trainer.run.validation import VALIDATION_METRICS
+from trainer.run.validation import VALIDATION_METRICS, validation_may_give
 from trainer.tracking.goodput import GoodputClock
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,8 @@ class RunCheckpoints:
         Raises UserError for a ``best_metric`` that no step has.
         """
         self._metric_names |= metrics.keys()
-        if self._ctx.world.is_main:  # other ranks lack some of the metrics
+        is_to_come = validation_may_give(self._best.metric, self._metric_names)
+        if self._ctx.world.is_main and not is_to_come:  # other ranks lack some of the metrics
             self._best.require_known(self._metric_names)
         self._best.observe(step, metrics)
         self._rollback.observe(step, metrics)

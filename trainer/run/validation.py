@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,24 @@ VALIDATION_METRICS = (
     "val/samples",
 )
 """Metrics that every validation gives."""
+
+
+VALIDATION_PREFIXES = ("val-core/", "val-aux/", "val_reward/")
+"""How the names begin that depend on the data's sources and on what the reward function returns."""
+WIN_RATE = "val/win_rate"
+
+
+def validation_may_give(metric: str | None, seen: Collection[str]) -> bool:
+    """Whether a validation still to come may give ``metric``. ``seen``: all names so far, with
+    ``VALIDATION_METRICS`` in a run that validates.
+    """
+    if metric is None or not set(VALIDATION_METRICS).issubset(seen):
+        return False
+    if metric == WIN_RATE:  # not of the first validation
+        return True
+    if any(name.startswith("val-core/") for name in seen):
+        return False
+    return metric.startswith(VALIDATION_PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -180,7 +198,7 @@ def _compared_with_reference(
     elif ctx.world.is_main:
         reference = load_reference(ctx.run_dir)
     rate = ctx.world.broadcast(win_rate(results, reference) if ctx.world.is_main else None)
-    return {} if rate is None else {"val/win_rate": rate}
+    return {} if rate is None else {WIN_RATE: rate}
 
 
 def _say(text: str) -> None:
