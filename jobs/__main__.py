@@ -51,6 +51,7 @@ COMPARE: list[Option] = [
     (("--each-run",), {"action": "store_true", "help": "one row per run, seeds too"}),
     (("--csv",), {"type": Path, "metavar": "FILE", "help": "write CSV (-: to stdout)"}),
     (("--json",), {"type": Path, "metavar": "FILE", "help": "write JSON (-: to stdout)"}),
+    (("--plot",), {"type": Path, "metavar": "FILE", "help": "draw the curves as a PNG"}),
 ]
 COMMANDS: dict[str, tuple[str, bool, list[Option]]] = {
     "status": (

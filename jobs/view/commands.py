@@ -157,6 +157,10 @@ def compare(options: Namespace) -> int:
         view.write(options.csv, view.csv_text(comparison))
     if options.json is not None:
         view.write(options.json, view.json_text(comparison))
+    if options.plot is not None:
+        from jobs.view.plot import plot
+
+        plot(options.plot, comparison.rows, comparison.metrics, comparison.curves, options.axis)
     if options.csv is None and options.json is None:
         console = console_of()
         for table in view.tables(comparison, console.width):

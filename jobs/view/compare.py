@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,6 +55,8 @@ class Comparison:
     title: str
     judged_by: str
     """The metric by which the best row is marked; empty without one."""
+    curves: Mapping[str, Curves]
+    """Name of a run -> its curves."""
 
 
 def compare(entries: Sequence[Entry], options: Namespace) -> Comparison:
@@ -86,7 +88,8 @@ def compare(entries: Sequence[Entry], options: Namespace) -> Comparison:
     if options.sort:
         keys = list(dict.fromkeys(key for row in rows for key in row.settings))
         rows = in_order(rows, _sort_key(options.sort, known, keys))
-    return Comparison(rows, metrics, _title(options.axis, at, how), judged)
+    by_name = {entry.name: one for entry, one in zip(entries, curves, strict=True)}
+    return Comparison(rows, metrics, _title(options.axis, at, how), judged, by_name)
 
 
 def tables(comparison: Comparison, width: int) -> list[Table]:

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from jobs.__main__ import main
-from jobs.view.comparison import pareto_front, summarise
+from jobs.view.comparison import Row, pareto_front, summarise
 from jobs.view.curves import read_curves, value_of
+from jobs.view.plot import MOST_POINTS, line_of, title_of
 from trainer.base.metrics_file import MetricsFile
 
 REWARD = "critic/score/mean"
@@ -211,3 +212,30 @@ def test_pareto_front() -> None:
 def test_a_summary_counts_what_is_not_finite() -> None:
     value = summarise([1.0, 3.0, math.inf])
     assert (value.mean, value.not_finite, value.text) == (2.0, 1, "2 ± 1.4 (1 nan/inf)")
+
+
+def test_the_curves_as_a_picture(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ledger", "none.jsonl", "compare", "runs/*"]
+    assert main([*words, "--plot", "curves.png"]) == 0
+    assert REWARD[:12] in capsys.readouterr().out  # the table is there as well
+    assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("curves.png").stat().st_mode & 0o77 == 0
+    assert main([*words, "--plot", "no/such/folder.png"]) == 2
+    assert "can't be written" in capsys.readouterr().err
+
+
+def test_a_line_is_the_mean_over_seeds_with_its_deviation(tmp_path: Path) -> None:
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        made_run(tmp_path / name, [step_of(step, step + shift) for step in range(1, 1501)])
+    curves = {name: read_curves(tmp_path / name, lambda _: True) for name in ("a", "b")}
+    row = Row(["a", "b"], {"lr": "1"}, {}, 1500)
+    line = line_of(row, REWARD, curves, "step")
+    assert line is not None
+    places, means, spreads = line
+    assert len(places) == MOST_POINTS and math.isclose(sum(places) / 600, 750.5, rel_tol=1e-3)
+    assert all(math.isclose(mean, place + 0.5) for place, mean in zip(places, means, strict=True))
+    assert all(math.isclose(spread, 0.5**0.5) for spread in spreads)
+    tokens = line_of(row, REWARD, curves, "tokens")
+    assert tokens is not None and math.isclose(tokens[0][0], 10 * places[0])
+    assert line_of(row, "no/such", curves, "step") is None
+    assert title_of(row) == "lr=1 (2 seeds)"
