@@ -19,7 +19,7 @@ from jobs.evidence import read_evidence
 from jobs.ledger import Entry
 from jobs.run_state import state_of
 from jobs.view import logs
-from jobs.view.compare import metrics_at
+from jobs.view.curves import read_curves
 from trainer.base import json_files, metrics_file
 from trainer.base.errors import UserError
 from trainer.base.json_files import MAX_LINE_BYTES, read_lines, read_object, read_word
@@ -81,7 +81,7 @@ def read_everything(run: Path) -> None:
     read_records(run / "logs/attempt_1")
     find_agent(run, 0, 0.0)
     list(earlier_attempts(run, 2))
-    metrics_at(run, None)
+    read_curves(run, lambda name: True)
     metrics_file.last_values(run / "metrics.jsonl")
     metrics_file.by_step(run / "metrics.jsonl")
     file = StatusFile(run, "status")

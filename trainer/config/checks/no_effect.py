@@ -5,6 +5,7 @@ schema declares when that is so, beside each key (``trainer.config.schema.marker
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from trainer.config.keys import dotted
@@ -50,13 +51,18 @@ def _messages(values: dict[str, Any], *, refused: bool) -> Iterator[str]:
             )
 
 
-def _rules() -> Iterator[tuple[str, NoEffect]]:
-    """Every key with each of its rules; a group's rules are those of its keys."""
+@cache
+def _rules() -> tuple[tuple[str, NoEffect], ...]:
+    """Every key with each of its rules; a group's rules are those of its keys. Made once: a sweep
+    asks for each of its jobs.
+    """
     keys = setting_keys()
-    for name, rule in marked(NoEffect):
-        for key in keys:
-            if key == name or key.startswith(f"{name}."):
-                yield key, rule
+    return tuple(
+        (key, rule)
+        for name, rule in marked(NoEffect)
+        for key in keys
+        if key == name or key.startswith(f"{name}.")
+    )
 
 
 def _clip_ratio(config: Config) -> Iterator[str]:

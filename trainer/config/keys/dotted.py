@@ -12,7 +12,7 @@ ABSENT = object()
 def get(tree: Any, key: str) -> Any:
     """The value under ``key``; None when it is not there."""
     for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+        tree = tree.get(part) if isinstance(tree, dict | Mapping) else None
     return tree
 
 

@@ -69,6 +69,8 @@ _TOKEN = re.compile(
 )
 _NOT_TEXTS = frozenset({"null", "true", "false", "nan", "inf"})
 _MISSING = "???"
+PLAIN = (str, int, float)
+"""Types of values that hold no others; bool is an int."""
 
 
 class NotPlain(Exception):
@@ -77,6 +79,8 @@ class NotPlain(Exception):
 
 def copy(value: Any) -> Any:
     """A copy of nested mappings and lists with texts as keys."""
+    if isinstance(value, PLAIN):  # most of them, and asking for a mapping is slow
+        return value
     if isinstance(value, Mapping):
         return {str(name): copy(inner) for name, inner in value.items()}
     return [copy(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -120,12 +124,12 @@ class _Resolver:
             )
         if isinstance(value, str):
             return self._text(value, depth)
+        if value is None or isinstance(value, PLAIN):
+            return value
         if isinstance(value, Mapping):
             return {name: self.value(inner, depth) for name, inner in value.items()}
         if isinstance(value, list):
             return [self.value(inner, depth) for inner in value]
-        if value is None or isinstance(value, bool | int | float):
-            return value
         raise NotPlain
 
     def _text(self, text: str, depth: int) -> Any:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from trainer.config.keys import dotted
 from trainer.config.keys.conf_tree import conf_dir
-from trainer.config.keys.interpolation import EXPRESSIONS, copy
+from trainer.config.keys.interpolation import EXPRESSIONS, PLAIN, copy
 
 LIKE_NAME = 0.75
 """Least likeness of the last parts of two keys that may be taken for each other."""
@@ -77,7 +77,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
     """
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and key not in OPEN_KEYS:
+        is_group = not isinstance(value, PLAIN) and isinstance(value, Mapping)
+        if is_group and value and key not in OPEN_KEYS:
             yield from leaves(value, f"{key}.")
         else:
             yield key, value
