@@ -83,7 +83,7 @@ def test_weights_are_truncated_ratios(seed: int, normalize: bool) -> None:
 def is_kept(kind: str, row: list[float], position: int, lower: float, upper: float) -> bool:
     level, _, name = kind.rpartition("_")
     estimates = {
-        "k1": row,
+        "k1": [-x for x in row],
         "k2": [x * x / 2 for x in row],
         "k3": [math.exp(x) - 1 - x for x in row],
     }[name]
@@ -101,16 +101,19 @@ def is_kept(kind: str, row: list[float], position: int, lower: float, upper: flo
 @pytest.mark.parametrize("kind", get_args(Rejection))
 def test_what_is_too_far_away_is_left_out(kind: Rejection) -> None:
     left_out = 0
+    asymmetric = 0
     for seed in range(5):
         samples, ratios = draw(seed)
         kept = kept_tokens(samples, kind, lower=0.5, upper=1.5)
         expected = flat(samples, lambda s, t, r=ratios: is_kept(kind, r[s], t, 0.5, 1.5))
         assert kept.tolist() == [bool(value) for value in expected]
         left_out += int((~kept).sum())
+        mirrored = kept_tokens(samples, kind, lower=1 / 1.5, upper=2.0)
+        asymmetric += int((kept != mirrored).sum())
         metrics = rejection_metrics(samples, kept)
         share = float((~kept).sum()) / float(samples.mask.sum())
         assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(share)
-    assert left_out > 0
+    assert left_out > 0 and asymmetric > 0
 
 
 def test_metrics_of_equal_policies_and_of_different_ones() -> None:

@@ -71,7 +71,7 @@ def test_weights_multiply_the_policy_loss_and_rejection_keeps_the_denominator() 
     expected = sum(-a * ratio * min(w, 2.0) for a, w in zip(advantages, r, strict=True)) / 5
     assert weighted == pytest.approx(expected, abs=1e-6)
     assert metrics["rollout_corr/rollout_is_max"] == 2.0
-    kept = [0.5 <= x <= 5.0 for x in r]
+    kept = [0.5 <= 1 / x <= 5.0 for x in r]
     rejected, batch, metrics = loss_of(
         f"{KEY}.rollout_rs=token_k1", f"{KEY}.rollout_rs_threshold=0.5_5.0"
     )
@@ -80,7 +80,7 @@ def test_weights_multiply_the_policy_loss_and_rejection_keeps_the_denominator() 
     assert batch.columns["weights"][batch.columns["loss_mask"]].tolist() == pytest.approx(
         [0.2 * k for k in kept]
     )
-    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(0.4)
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ def importance_weights(
 def kept_tokens(samples: Samples, rejection: Rejection, *, lower: float, upper: float) -> Tensor:
     """Whether a token is trained on: bool [tokens], True outside of the mask.
 
-    ``token_k1`` keeps tokens with ``lower`` <= r <= ``upper`` (IcePop, arXiv 2510.18855), the
-    others those whose k2 = (log r)^2 / 2 or k3 = r - 1 - log r (http://joschu.net/blog/kl-approx)
-    is at most ``upper``. ``seq_sum``, ``seq_mean`` and ``seq_max`` take the sum of log r, k2 or k3
-    over a sequence, its mean (for k1 the geometric mean of r) or its largest, and keep or leave out
-    the sequence.
+    ``token_k1`` keeps tokens with ``lower`` <= 1/r <= ``upper``, 1/r being pi_rollout / pi_old as
+    in verl, the others those whose k2 = (log r)^2 / 2 or k3 = r - 1 - log r
+    (http://joschu.net/blog/kl-approx) is at most ``upper``. ``seq_sum``, ``seq_mean`` and
+    ``seq_max`` take the sum of k1 = -log r, k2 or k3 over a sequence, its mean (for k1 the
+    geometric mean of 1/r) or its largest, and keep or leave out the sequence.
     """
     level, _, estimator = rejection.rpartition("_")
     values = _estimates(samples.log_ratio, estimator)
@@ -166,7 +166,7 @@ def rejection_metrics(samples: Samples, kept: Tensor) -> dict[str, float]:
 
 def _estimates(log_ratio: Tensor, estimator: str) -> Tensor:
     if estimator == "k1":
-        return log_ratio
+        return -log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
     return _exp(log_ratio) - 1.0 - log_ratio

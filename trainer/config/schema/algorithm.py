@@ -173,8 +173,8 @@ class RolloutCorrection(Section):
     all.
     """
     rollout_rs_threshold: Annotated[Positive | Text | None, NO_RS]
-    """How far: for k1 the bounds of the ratio, ``0.5_2.0``, or the upper one alone, of which the
-    lower is the inverse; for k2 and k3 the largest value.
+    """How far: for k1 the bounds of pi_rollout / pi_old, ``0.5_2.0``, or the upper one alone, of
+    which the lower is the inverse; for k2 and k3 the largest value.
     """
     bypass_mode: Annotated[bool, RL_ONLY]
     """Take the engine's log-probs for the old policy's, which saves a forward pass. The ratio of
