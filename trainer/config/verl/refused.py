@@ -89,6 +89,15 @@ REFUSED: dict[str, str] = {
     "algorithm.filter_groups.filter_kwargs": "own filters are not loaded",
     "algorithm.pf_ppo": "it is not built",
     "algorithm.use_pf_ppo": "it is not built",
+    **{
+        f"{_ROLLOUT}.{name}": "tokens drawn with a penalty would be trained with log-probs "
+        "that know nothing of it; leave it out"
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    },
+    f"{_ACTOR}.tis_imp_ratio_cap": "set algorithm.rollout_correction.rollout_is=token and its "
+    "rollout_is_threshold",
+    "algorithm.rollout_is": "set algorithm.rollout_correction.rollout_is",
+    "algorithm.rollout_is_threshold": "set algorithm.rollout_correction.rollout_is_threshold",
     "algorithm.rollout_correction.loss_type": "the loss is that of "
     f"{_ACTOR}.policy_loss.loss_mode; leave it out",
     "algorithm.gdpo_reward_keys": "the estimator gdpo is not built",
