@@ -23,6 +23,7 @@ BOUND_S = 200.0
 def send(run: Path, name: str, env: dict[str, str], code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "trainer.tracking.loggers.follow", str(run), name],
+        cwd=run,
         capture_output=True,
         text=True,
         timeout=BOUND_S,
@@ -110,6 +111,8 @@ def test_mlflows_own_database(run: Path, packages: dict[str, str], tmp_path: Pat
     status, seed, history = read_back(MLFLOW, env, uri)
     assert (status, seed) == ("FINISHED", "3")
     assert history == [[1, 10000, "0.25"], [2, 20000, "nan"], [3, 30000, "0.5"]]
+    (table,) = (tmp_path / "mlartifacts").rglob("generations/step_2.md")
+    assert "a\\|b" in table.read_text() and not (run / "mlruns").exists()
 
 
 TRACKIO = """

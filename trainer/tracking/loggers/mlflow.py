@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import EXIT_OK, EXIT_REQUEUE
@@ -49,9 +50,7 @@ class MlflowLogger:
             self._id = run.id
             self._client.update_run(self._id, status="RUNNING")
             return
-        created = self._client.create_run(
-            self._experiment(run.project), run_name=run.name, tags=_tags(run)
-        )
+        created = self._client.create_run(self._experiment(run), run_name=run.name, tags=_tags(run))
         self._id = str(created.info.run_id)
         self._log_parameters(run.config)
 
@@ -83,12 +82,13 @@ class MlflowLogger:
         status = {EXIT_OK: "FINISHED", EXIT_REQUEUE: "SCHEDULED", None: "KILLED"}
         self._client.set_terminated(self._id, status=status.get(exit_code, "FAILED"))
 
-    def _experiment(self, name: str) -> str:
+    def _experiment(self, run: LoggedRun) -> str:
+        name = run.project
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
         try:
-            return str(self._client.create_experiment(name))
+            return str(self._client.create_experiment(name, artifact_folder(run.folder)))
         except Exception:
             found = self._client.get_experiment_by_name(name)  # another run created it
             if found is None:
@@ -104,6 +104,18 @@ class MlflowLogger:
         ]
         for start in range(0, len(values), MOST_PARAMETERS):
             self._client.log_batch(self._id, params=values[start : start + MOST_PARAMETERS])
+
+
+def artifact_folder(run: Path) -> str | None:
+    """Where the files of an experiment's runs go: beside an SQLite database, in the run folder for
+    another one; None where a server says. MLflow itself would take the working directory.
+    """
+    uri = os.environ[URI]
+    if uri.startswith("sqlite:///"):
+        database = Path(uri.removeprefix("sqlite:///")).absolute()
+        return str(database.parent / "mlartifacts")
+    is_server = uri.startswith(("http://", "https://", "databricks", "uc"))
+    return None if is_server else str(run.absolute() / "mlartifacts")
 
 
 def metric_name(name: str) -> str:
